@@ -1,0 +1,315 @@
+"""The token store: Arrow IPC shards that are read through the memory map, and a manifest that vouches for them.
+
+A store is one folder:
+
+    manifest.json      schema version, tokenizer, counts, a row for each shard; written last, so a folder without it
+                       is an unfinished ingest, never half a store
+    tokenizer.json     the tokenizer that made the ids
+    skipped.jsonl      one line for each file that was left out: path and reason
+    shard-00000.arrow  one row a document: path, source (the file's bytes), encoding, licence, tokens
+
+Nothing in these files depends on the time, the machine or the number of CPUs: the same input gives the same bytes.
+Tokens are `large_list`, whose offsets are 64-bit: one document may exceed 2³¹ tokens. A shard holds several record
+batches of a few MiB, so a writer's memory does not grow with the shard; a reader maps the file, and reading a slice
+touches only the pages under it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.corpus.tokenizer import Tokenizer, load_tokenizer
+
+SCHEMA_VERSION = 1
+MANIFEST, SKIPPED = "manifest.json", "skipped.jsonl"
+_BATCH_BYTES = 8 << 20
+
+
+class StoreError(ValueError):
+    """A store that must not be read: one line that names the file and the difference."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The manifest's row for a shard. `source_bytes` counts the documents' bytes, `size` the file's."""
+
+    name: str
+    size: int
+    documents: int
+    tokens: int
+    source_bytes: int
+    checksum: str
+
+
+def shard_name(index: int) -> str:
+    return f"shard-{index:05d}.arrow"
+
+
+class ShardWriter:
+    """Writes one shard under a temporary name; `close` puts it in place whole and returns its manifest row.
+
+    Use as a context manager: an exception inside removes the temporary file. Memory is one record batch, 8 MiB or
+    the largest document.
+    """
+
+    def __init__(self, folder, index: int, tokenizer: Tokenizer):
+        self._path = Path(folder) / shard_name(index)
+        self._temporary = self._path.with_suffix(".tmp")
+        self._schema = _schema(tokenizer.dtype, tokenizer.fingerprint, index)
+        self._dtype = tokenizer.dtype
+        self._rows: list[tuple[str, bytes, str, str | None, np.ndarray]] = []
+        self._pending = self._documents = self._tokens = self._source_bytes = 0
+        self._file = pa.OSFile(str(self._temporary), "wb")
+        self._writer = pa.ipc.new_file(self._file, self._schema)
+
+    def add(self, path: str, source: bytes, encoding: str, licence: str | None, tokens: np.ndarray) -> None:
+        """Appends a document; `tokens` is [L] of the tokenizer's dtype."""
+        assert tokens.dtype == self._dtype and tokens.ndim == 1
+        self._rows.append((path, source, encoding, licence, tokens))
+        self._pending += len(source) + tokens.nbytes
+        self._documents += 1
+        self._tokens += len(tokens)
+        self._source_bytes += len(source)
+        if self._pending >= _BATCH_BYTES:
+            self._flush()
+
+    def close(self) -> Shard:
+        self._flush()
+        self._writer.close()
+        self._file.close()
+        checksum, size = file_checksum(self._temporary), self._temporary.stat().st_size
+        os.replace(self._temporary, self._path)
+        return Shard(self._path.name, size, self._documents, self._tokens, self._source_bytes, checksum)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if kind is not None:
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        paths, sources, encodings, licences, tokens = zip(*self._rows)
+        offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in tokens], dtype=np.int64)])
+        columns = [
+            pa.array(paths, pa.string()),
+            pa.array(sources, pa.large_binary()),
+            pa.array(encodings, pa.string()),
+            pa.array(licences, pa.string()),
+            pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(tokens))),
+        ]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._rows, self._pending = [], 0
+
+
+def write_manifest(folder, tokenizer: Tokenizer, shards: list[Shard], skipped: list[dict]) -> None:
+    """Completes a store whose shards are in place: the tokenizer, the skipped files, and last the manifest.
+
+    `skipped` has `path` and `reason`; a reason is counted by its part before the first colon.
+    """
+    folder = Path(folder)
+    tokenizer.save(folder)
+    lines = [json.dumps({"path": row["path"], "reason": row["reason"]}) + "\n" for row in skipped]
+    (folder / SKIPPED).write_text("".join(lines), encoding="ascii")
+    kinds = [row["reason"].partition(":")[0] for row in skipped]
+    identity = hashlib.blake2b(f"{SCHEMA_VERSION} {tokenizer.fingerprint}".encode(), digest_size=16)
+    for shard in shards:
+        identity.update(shard.checksum.encode())
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": identity.hexdigest(),
+        "tokenizer": {
+            "name": tokenizer.name,
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+        },
+        "documents": sum(shard.documents for shard in shards),
+        "tokens": sum(shard.tokens for shard in shards),
+        "bytes": sum(shard.source_bytes for shard in shards),
+        "skipped": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "shards": [asdict(shard) for shard in shards],
+    }
+    temporary = folder / (MANIFEST + ".tmp")
+    temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="ascii")
+    os.replace(temporary, folder / MANIFEST)
+
+
+class TokenStore:
+    """Documents as token arrays, read through the memory map.
+
+    `len(store)` documents; `store[i]` is a read-only view [L] of document i's ids, no copy; `store.lengths` is int64
+    [documents]. An instance pickles as its folder's path and maps the files anew where it arrives.
+    """
+
+    @classmethod
+    def open(cls, folder) -> TokenStore:
+        """Opens and checks a store without reading its tokens: schema version, file sizes, footers, counts.
+
+        Raises StoreError (a ValueError) in one line that names the file and the difference. `verify` reads it all.
+        """
+        return cls(folder)
+
+    def __init__(self, folder):
+        self.folder = Path(folder).resolve()
+        self.manifest = _read_manifest(self.folder)
+        self.fingerprint: str = self.manifest["fingerprint"]
+        self.vocab_size: int = self.manifest["tokenizer"]["vocab_size"]
+        self.shards = [Shard(**row) for row in self.manifest["shards"]]
+        self._batches: list[pa.RecordBatch] = []
+        for index, shard in enumerate(self.shards):
+            self._batches += self._open_shard(index, shard)
+        self._offsets = [batch.column("tokens").offsets.to_numpy() for batch in self._batches]
+        self._values = [batch.column("tokens").values.to_numpy(zero_copy_only=True) for batch in self._batches]
+        self._first = np.cumsum([0] + [batch.num_rows for batch in self._batches], dtype=np.int64)
+        self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(offsets) for offsets in self._offsets)])
+        self.lengths.flags.writeable = False
+        self.tokens = int(self.lengths.sum())
+        for field, found in (("documents", len(self.lengths)), ("tokens", self.tokens)):
+            if self.manifest[field] != found:
+                raise StoreError(f"{self.folder / MANIFEST}: says {self.manifest[field]:,} {field}, its shards hold {found:,}")
+
+    def __reduce__(self):
+        return TokenStore.open, (str(self.folder),)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        batch, row = self._locate(i)
+        start, stop = self._offsets[batch][row : row + 2]
+        return self._values[batch][start:stop]
+
+    def paths(self, i: int) -> str:
+        """Path of document i inside the corpus, with `/`, beginning with the name of its root folder."""
+        return self._cell("path", i)
+
+    def source(self, i: int) -> bytes:
+        """The bytes of document i's file, as they were."""
+        return self._cell("source", i)
+
+    def encoding(self, i: int) -> str:
+        """The codec that turned `source(i)` into text; as Python names it; `utf-8-sig` and `utf-16` take a byte order mark off."""
+        return self._cell("encoding", i)
+
+    def licence(self, i: int) -> str | None:
+        """The SPDX expression that document i declares in its head, or None."""
+        return self._cell("licence", i)
+
+    def text(self, i: int) -> str:
+        """The text of document i as it was encoded: its line ends and form feeds kept, a byte order mark not part of it."""
+        return self.source(i).decode(self.encoding(i))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        recorded = self.manifest["tokenizer"]
+        tokenizer = load_tokenizer(self.folder, name=recorded["name"])
+        if tokenizer.fingerprint != recorded["fingerprint"]:
+            raise StoreError(
+                f"{self.folder}/tokenizer.json: fingerprint {tokenizer.fingerprint}, "
+                f"the store was made with {recorded['fingerprint']}"
+            )
+        return tokenizer
+
+    @cached_property
+    def skipped(self) -> list[dict]:
+        """`{path, reason}` of every file that was left out."""
+        lines = (self.folder / SKIPPED).read_text(encoding="ascii").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def verify(self) -> None:
+        """Reads every byte and compares the checksums; raises StoreError for the first shard that differs."""
+        for shard in self.shards:
+            found = file_checksum(self.folder / shard.name)
+            if found != shard.checksum:
+                raise StoreError(f"{self.folder / shard.name}: checksum {found}, the manifest says {shard.checksum}")
+
+    def _locate(self, i: int) -> tuple[int, int]:
+        count = len(self)
+        if not -count <= i < count:
+            raise IndexError(f"document {i} of {count:,}")
+        i = i % count
+        batch = int(np.searchsorted(self._first, i, side="right")) - 1
+        return batch, int(i - self._first[batch])
+
+    def _cell(self, column: str, i: int):
+        batch, row = self._locate(i)
+        return self._batches[batch].column(column)[row].as_py()
+
+    def _open_shard(self, index: int, shard: Shard) -> list[pa.RecordBatch]:
+        path = self.folder / shard.name
+        if not path.is_file():
+            raise StoreError(f"{path}: missing, the manifest lists it with {shard.documents:,} documents")
+        size = path.stat().st_size
+        if size != shard.size:
+            raise StoreError(f"{path}: {size:,} bytes, the manifest says {shard.size:,}")
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except pa.ArrowInvalid as error:
+            raise StoreError(f"{path}: not a readable Arrow file ({' '.join(str(error).split())})") from error
+        expected = _schema(_dtype(self.vocab_size), self.manifest["tokenizer"]["fingerprint"], index)
+        if not reader.schema.equals(expected):
+            raise StoreError(f"{path}: columns {reader.schema.names} or token type differ from schema version {SCHEMA_VERSION}")
+        for key, value in expected.metadata.items():
+            found = (reader.schema.metadata or {}).get(key)
+            if found != value:
+                raise StoreError(f"{path}: written as {key.decode()} {(found or b'?').decode()}, expected {value.decode()}")
+        documents = sum(batch.num_rows for batch in batches)
+        offsets = [batch.column("tokens").offsets for batch in batches]
+        tokens = sum(o[-1].as_py() - o[0].as_py() for o in offsets)
+        for field, found, said in (("documents", documents, shard.documents), ("tokens", tokens, shard.tokens)):
+            if found != said:
+                raise StoreError(f"{path}: holds {found:,} {field}, the manifest says {said:,}")
+        return batches
+
+
+def file_checksum(path) -> str:
+    """BLAKE2b of a file, 128 bits, read in pieces."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise StoreError(f"{folder}: no {MANIFEST}, so no finished token store; run `ringspan ingest` into this folder")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version = manifest["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: not a manifest ({error})") from error
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"{path}: schema version {version}, this program reads {SCHEMA_VERSION}; ingest again")
+    return manifest
+
+
+def _schema(dtype: np.dtype, fingerprint: str, index: int) -> pa.Schema:
+    # The shard's number and tokenizer stand in its footer, so that a shard in another's place is seen on opening.
+    return pa.schema(
+        [
+            ("path", pa.string()),
+            ("source", pa.large_binary()),
+            ("encoding", pa.string()),
+            ("licence", pa.string()),
+            ("tokens", pa.large_list(pa.from_numpy_dtype(dtype))),
+        ],
+        metadata={"shard": str(index), "tokenizer": fingerprint},
+    )
+
+
+def _dtype(vocab_size: int) -> np.dtype:
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
