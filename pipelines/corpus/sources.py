@@ -3,7 +3,8 @@
 **Finding.** Folders are walked in sorted order. Not entered, but listed: folders that `.gitignore` files at or below
 the given folder exclude (nested ones honoured, as git applies them; git's per-user and per-clone excludes are not,
 because they differ between machines), version control, caches, installed and vendored packages, virtual
-environments, and token stores. To take such a folder nevertheless, name it itself. Symbolic links are never followed
+environments. To take such a folder nevertheless, name it itself. Token stores are passed over in silence: the same
+input must give the same list before and after its store came to stand in it. Symbolic links are never followed
 below a given folder: a target inside is found by its own path, and one outside is not part of the corpus. A file
 named on its own is taken whatever its extension. Every other file that is left out is listed with its reason.
 
@@ -55,7 +56,6 @@ _EXCLUDED_FOLDERS = {
     **dict.fromkeys(("node_modules", "site-packages", "dist-packages", "bower_components"), "installed packages"),
     **dict.fromkeys(("vendor", "_vendor", "third_party"), "vendored packages"),
 }
-_MARKER_FILES = {"pyvenv.cfg": "virtual environment", "conda-meta": "virtual environment", ".ingest.json": "token store"}
 
 _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)")
 _BLANK_OR_COMMENT = re.compile(r"[ \t\f]*(?:#.*)?$")
@@ -220,9 +220,10 @@ def _walk(root: Path, root_name: str) -> tuple[list[SourceFile], list[Skipped]]:
             skipped.append(Skipped(f"{root_name}/{folder}", f"unreadable: {error.strerror}"))
             continue
         names = {entry.name for entry in entries}
-        marker = next((why for file, why in _MARKER_FILES.items() if file in names), None)
-        if marker and folder:
-            skipped.append(Skipped(f"{root_name}/{folder}", f"excluded folder: {marker}"))
+        if folder and ".ingest.json" in names:
+            continue
+        if folder and not names.isdisjoint(("pyvenv.cfg", "conda-meta")):
+            skipped.append(Skipped(f"{root_name}/{folder}", "excluded folder: virtual environment"))
             continue
         if ".gitignore" in names and not os.path.islink(root / folder / ".gitignore"):
             rules = (*rules, (folder, _ignore_rules(root / folder / ".gitignore")))

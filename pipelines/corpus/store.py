@@ -62,7 +62,7 @@ class ShardWriter:
 
     def __init__(self, folder, index: int, tokenizer: Tokenizer):
         self._path = Path(folder) / shard_name(index)
-        self._temporary = self._path.with_suffix(".tmp")
+        self._temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         self._schema = _schema(tokenizer.dtype, tokenizer.fingerprint, index)
         self._dtype = tokenizer.dtype
         self._rows: list[tuple[str, bytes, str, str | None, np.ndarray]] = []
