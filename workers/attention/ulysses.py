@@ -1,0 +1,41 @@
+"""All-to-all over heads (DeepSpeed-Ulysses, Jacobs et al. 2023): tokens are gathered, heads are spread, and back.
+
+Legend: B batch, S local tokens, H heads, D head size, U ulysses ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+class _Exchange(torch.autograd.Function):
+    """``gather``: [B, S, H, D] → [B, U·S, H/U, D]; otherwise the way back. Each is the other's gradient."""
+
+    @staticmethod
+    def forward(ctx, x, group, gather: bool):
+        ctx.group, ctx.gather = group, gather
+        return _exchange(x, group, gather)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _exchange(grad, ctx.group, not ctx.gather), None, None
+
+
+def _exchange(x: torch.Tensor, group, gather: bool) -> torch.Tensor:
+    ranks = dist.get_world_size(group)
+    split_dim, cat_dim = (2, 1) if gather else (1, 2)
+    outgoing = torch.stack(x.chunk(ranks, dim=split_dim))
+    incoming = torch.empty_like(outgoing)
+    dist.all_to_all_single(incoming, outgoing, group=group)
+    return torch.cat(incoming.unbind(), dim=cat_dim)
+
+
+def gather_tokens(x_BSHD: torch.Tensor, group) -> torch.Tensor:
+    """Every token of the ulysses group for this rank's share of the heads."""
+    return _Exchange.apply(x_BSHD, group, True)
+
+
+def gather_heads(x_BSHD: torch.Tensor, group) -> torch.Tensor:
+    """Every head for this rank's share of the tokens."""
+    return _Exchange.apply(x_BSHD, group, False)

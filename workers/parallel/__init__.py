@@ -1,0 +1,30 @@
+"""One model over many ranks: tensor → context → data, in that written order."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from workers.model.decoder import Decoder
+from workers.parallel.tensor import apply_tensor_parallel
+
+
+def parallelize(model: Decoder, mesh, *, backend: str = "auto", dtype: torch.dtype = torch.float32) -> Decoder:
+    """Lay ``model`` (on the meta device) over ``mesh``, in place.
+
+    1. Tensor: weights become DTensors by the plan in ``workers.parallel.tensor``; first, for it changes module inputs.
+    2. Context: attention learns its mesh; everything else already works on local tokens with explicit positions.
+    3. Data: FSDP2 over dp × cp, one unit a block, so that context ranks share weights and optimizer state as well.
+       Gradients are **summed**: the loss is a sum over tokens, and the step divides once by the global count of targets.
+    """
+    if mesh.spec.tp > 1:
+        apply_tensor_parallel(model, mesh.tp)
+    for block in model.layers:
+        block.self_attn.mesh = mesh
+        block.self_attn.backend = backend
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else MixedPrecisionPolicy()
+    for unit in (*model.layers, model):
+        fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy)
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+    return model

@@ -1,0 +1,80 @@
+"""Tensor parallelism as a plan over DTensor (Shoeybi et al. 2019, Megatron-LM), with sequence-parallel norms
+(Korthikanti et al. 2022): between blocks each rank holds S / tp tokens, inside them all tokens for its share of the heads.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+
+class ReplicatedWeight(ParallelStyle):
+    """The weight is whole on every rank; inputs and outputs stay local. For norms, which work token by token."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, _replicate)
+
+
+class VocabularyShards(ParallelStyle):
+    """The head's weight is split by vocabulary; ``workers.training.loss`` works on the shards."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, _shard_rows)
+
+
+def _replicate(name, module, device_mesh):
+    _distribute(module, device_mesh, Replicate())
+
+
+def _shard_rows(name, module, device_mesh):
+    _distribute(module, device_mesh, Shard(0))
+
+
+def _distribute(module, device_mesh, placement):
+    for name, parameter in module.named_parameters(recurse=False):
+        sharded = distribute_tensor(parameter, device_mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(sharded))
+
+
+SEQUENCE = Shard(1)
+
+MODEL_PLAN = {
+    "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
+    "norm": ReplicatedWeight(),
+    "lm_head": VocabularyShards(),
+}
+
+BLOCK_PLAN = {
+    "input_layernorm": ReplicatedWeight(),
+    # Gathered once for the three projections, which take it as it comes.
+    "self_attn": PrepareModuleInput(
+        input_layouts=(SEQUENCE, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
+    ),
+    "self_attn.q_proj": ColwiseParallel(),
+    "self_attn.k_proj": ColwiseParallel(),
+    "self_attn.v_proj": ColwiseParallel(),
+    "self_attn.q_norm": ReplicatedWeight(),
+    "self_attn.k_norm": ReplicatedWeight(),
+    "self_attn.o_proj": RowwiseParallel(output_layouts=SEQUENCE),
+    "post_attention_layernorm": ReplicatedWeight(),
+    "mlp": PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),)),
+    "mlp.gate_proj": ColwiseParallel(),
+    "mlp.up_proj": ColwiseParallel(),
+    "mlp.down_proj": RowwiseParallel(output_layouts=SEQUENCE),
+}
+
+
+def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> None:
+    """Turn the weights of ``model`` into DTensors by the plans above, in place. Head counts must divide (``MeshSpec.check_heads``)."""
+    parallelize_module(model, tp_mesh, MODEL_PLAN)
+    model.tie()
+    for block in model.layers:
+        parallelize_module(block, tp_mesh, BLOCK_PLAN)
