@@ -42,8 +42,9 @@ FILE_NAME = "tokenizer.json"
 _PIECE_CHARACTERS = 1 << 18
 _SAFE_CUT = re.compile(r"[A-Za-z0-9](?=[\r\n])")
 
-# What a tokenizer must give back unchanged to be accepted: indentation, both line ends, composed and wide characters.
-_PROBE = "def f(x):\r\n\treturn  x  # naïve i ⭢ j ﬁ 👩‍🚀\n\n    y = 1234\n"
+# What a tokenizer must give back unchanged to be accepted: capitals, indentation, both line ends, composed and wide
+# characters.
+_PROBE = "class F(X):\r\n\treturn  x  # naïve i ⭢ j ﬁ 👩‍🚀\n\n    y = 1234\n"
 
 
 class Tokenizer:
@@ -298,7 +299,7 @@ def _with_special_tokens(document: str, name: str) -> tuple[str, dict[str, int]]
         raise ValueError(f"tokenizer {name}: not a tokenizer.json ({type(error).__name__}: {error})") from error
     if isinstance(vocabulary, list):  # Unigram: [piece, score] in order of ids
         vocabulary = {piece: i for i, (piece, _) in enumerate(vocabulary)}
-    next_id = 1 + max([*vocabulary.values(), *(token["id"] for token in added.values())])
+    next_id = 1 + max([*vocabulary.values(), *(token["id"] for token in added.values())], default=-1)
     special, changed = {}, False
     for content in SPECIAL:
         if content not in added:
