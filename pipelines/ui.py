@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 READY_S = 180  # a loaded laptop takes half a minute to import the server
 GRACE_S = 5
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PAGE = "/#/experiments?workflowType=machine_learning"  # without the type MLflow's pages start with prompts and traces
 
 
 def default_uri(run_dir: Path) -> str:
@@ -50,9 +51,9 @@ def public_uri(uri: str) -> str:
 
 
 def serve(runs: Path, port: int, host: str = "127.0.0.1", on_ready: Callable[[str], None] | None = None) -> int:
-    """Serves MLflow's pages for the runs in `runs` until Ctrl-C or SIGTERM (then 0); 1 where the server ends by itself.
+    """Serves MLflow's pages for the runs in `runs` until Ctrl-C, SIGTERM or the end of the terminal (then 0); 1 where the server ends by itself.
 
-    `on_ready` gets the address once it answers; by default it is printed. Call it from the main thread: it handles signals.
+    `on_ready` gets the address of the page once it answers; by default it is printed. Call it from the main thread: it handles signals.
     Beyond loopback only where `host` asks for it: MLflow's server knows no passwords. Raises ValueError, before anything
     starts, for a folder without `mlflow.db`, a host that isn't this machine's, and a port that is out of range or taken.
     """
@@ -68,7 +69,7 @@ def serve(runs: Path, port: int, host: str = "127.0.0.1", on_ready: Callable[[st
     # The job runner is seven more processes for features that tracking doesn't have; telemetry is nobody's business.
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     stop = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with tempfile.TemporaryFile() as log:
             # A session of its own: Ctrl-C reaches us alone, and one signal to the group reaches the server's workers too.
@@ -104,7 +105,7 @@ def _watch(child: subprocess.Popen, stop: threading.Event, url: str, on_ready: C
         else:
             if not ready and _answers(url):
                 ready = True
-                on_ready(url)
+                on_ready(url + PAGE)
             continue
         log.seek(0)
         tail = log.read().decode(errors="replace").splitlines()[-15:]
