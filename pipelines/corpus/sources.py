@@ -34,7 +34,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, RegexPattern
 
 _EXTENSIONS = frozenset(
     ".py .pyi .pyx .pxd .rb .pl .pm .lua .tcl .r .jl .php "
@@ -61,6 +61,8 @@ _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)")
 _BLANK_OR_COMMENT = re.compile(r"[ \t\f]*(?:#.*)?$")
 _COOKIE_EXTENSIONS = (".py", ".pyi", ".pyx", ".pxd", ".rb")
 _LICENCE = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+()\- ]*[\w.+)])")
+# The `.gitignore` files on the way to a folder, outermost first: where each stands below the root, and its patterns.
+_Rules = tuple[tuple[str, list[RegexPattern]], ...]
 _LONGEST_LINE, _MEAN_LINE, _SMALL_TEXT = 65_536, 512, 16_384
 
 
@@ -210,7 +212,7 @@ def _walk(root: Path, root_name: str) -> tuple[list[SourceFile], list[Skipped]]:
     files: list[SourceFile] = []
     skipped: list[Skipped] = []
     # A folder waits with its path below the root ("" or ending in "/") and the ignore rules from the root down to it.
-    waiting: list[tuple[str, tuple[tuple[str, GitIgnoreSpec], ...]]] = [("", ())]
+    waiting: list[tuple[str, _Rules]] = [("", ())]
     while waiting:
         folder, rules = waiting.pop()
         try:
@@ -226,7 +228,7 @@ def _walk(root: Path, root_name: str) -> tuple[list[SourceFile], list[Skipped]]:
             skipped.append(Skipped(f"{root_name}/{folder}", "excluded folder: virtual environment"))
             continue
         if ".gitignore" in names and not os.path.islink(root / folder / ".gitignore"):
-            rules = (*rules, (folder, _ignore_rules(root / folder / ".gitignore")))
+            rules = (*rules, (folder, _ignore_patterns(root / folder / ".gitignore")))
         for entry in entries:
             below = folder + entry.name
             name = f"{root_name}/{below}"
@@ -241,17 +243,14 @@ def _walk(root: Path, root_name: str) -> tuple[list[SourceFile], list[Skipped]]:
     return files, skipped
 
 
-def _why_not(entry: os.DirEntry, below: str, is_folder: bool, root: Path, rules) -> str | None:
+def _why_not(entry: os.DirEntry, below: str, is_folder: bool, root: Path, rules: _Rules) -> str | None:
     if not _is_utf8(entry.name):
         return "name not UTF-8: rename it to have it read"
     if is_folder and entry.name in _EXCLUDED_FOLDERS:
         return f"excluded folder: {_EXCLUDED_FOLDERS[entry.name]}"
-    for base, spec in reversed(rules):
-        verdict = spec.check_file(below.removeprefix(base) + "/" * is_folder).include
-        if verdict is not None:
-            if verdict:
-                return f"ignored: by {base}.gitignore"
-            break
+    deciding = _deciding_rule(below + "/" * is_folder, rules)
+    if deciding is not None:
+        return f"ignored: by {deciding}.gitignore"
     if entry.is_symlink():
         return f"symbolic link: {_where_to(entry.path, root)}"
     if is_folder:
@@ -276,15 +275,38 @@ def _where_to(link: str, root: Path) -> str:
     return f"inside the root, where its target is found by itself ({written})"
 
 
-def _ignore_rules(path: Path) -> GitIgnoreSpec:
+def _deciding_rule(below: str, rules: _Rules) -> str | None:
+    """The folder whose `.gitignore` excludes this entry, or None. The last pattern of the deepest file decides."""
+    for base, patterns in reversed(rules):
+        for pattern in reversed(patterns):
+            if _matches_itself(pattern.regex, below.removeprefix(base)):
+                return base if pattern.include else None
+    return None
+
+
+def _matches_itself(regex: re.Pattern, path: str) -> bool:
+    # pathspec lets a pattern for a folder match all inside it. The walk has asked about the folders on the way
+    # already, and to git a pattern speaks of the entry alone: with "*.py" above, "!*/" brings back no file. The two
+    # short expressions are pathspec's for "everything" and "every folder".
+    if regex.pattern == ".":
+        return True
+    if regex.pattern == "(?P<ps_d>/)":
+        return path.endswith("/")
+    return regex.fullmatch(path) is not None
+
+
+def _ignore_patterns(path: Path) -> list[RegexPattern]:
     text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     patterns = []
     for line in text.split("\n"):
+        line = line.removesuffix("\r")
+        # "c/**" is all inside c, not c itself. For pathspec it is c, too, but "c/**/*" is the same to both.
+        line = line + "/*" if line.endswith("/**") else line
         try:
-            patterns += GitIgnoreSpec.from_lines([line.removesuffix("\r")]).patterns
+            patterns += GitIgnoreSpec.from_lines([line]).patterns
         except (ValueError, re.error):
             continue  # git, too, passes over a pattern that can match nothing, such as "!" or "[z-a]"
-    return GitIgnoreSpec(patterns)
+    return [pattern for pattern in patterns if pattern.regex is not None]
 
 
 def _is_utf8(name: str) -> bool:
