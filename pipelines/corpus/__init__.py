@@ -2,6 +2,6 @@
 
 from pipelines.corpus.store import StoreError, TokenStore
 from pipelines.corpus.tokenizer import Tokenizer, load_tokenizer
-from pipelines.corpus.windows import Span, Window, WindowPlan, held_out
+from pipelines.corpus.windows import Span, WindowPlan, held_out
 
-__all__ = ["Span", "StoreError", "TokenStore", "Tokenizer", "Window", "WindowPlan", "held_out", "load_tokenizer"]
+__all__ = ["Span", "StoreError", "TokenStore", "Tokenizer", "WindowPlan", "held_out", "load_tokenizer"]

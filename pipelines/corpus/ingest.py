@@ -21,6 +21,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -222,13 +223,26 @@ def _run(plan: _Plan, folder: Path, encoder: Tokenizer, progress: Progress | Non
         dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     dataset = dataset.map(_shard_task, fn_kwargs={"folder": str(folder), "encoder": encoder})
     files_done = bytes_done = 0
-    for row in dataset.iter_rows():
-        shard = plan.shards[row["index"]]
-        files_done += len(shard)
-        bytes_done += sum(file.size for file in shard)
-        if progress:
-            progress(files_done, len(plan.files), bytes_done)
-        yield json.loads(row["result"])
+    with _quiet():
+        for row in dataset.iter_rows():
+            shard = plan.shards[row["index"]]
+            files_done += len(shard)
+            bytes_done += sum(file.size for file in shard)
+            if progress:
+                progress(files_done, len(plan.files), bytes_done)
+            yield json.loads(row["result"])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Ray Data's notes on its own progress out of the terminal, where the caller may draw a bar; errors show."""
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _shard_task(row: dict, folder: str, encoder: Tokenizer) -> dict:
@@ -269,9 +283,9 @@ def _finished(folder: Path, index: int, files: list[SourceFile], encoder: Tokeni
     if not _note(folder, index).is_file():
         return None
     note = json.loads(_note(folder, index).read_text(encoding="ascii"))
-    shard = note["result"]["shard"]
-    same_input = note["input"] == _shard_input(files, encoder)
-    return note["result"] if same_input and file_checksum(folder / shard["name"]) == shard["checksum"] else None
+    path, checksum = folder / shard_name(index), note["result"]["shard"]["checksum"]
+    whole = note["input"] == _shard_input(files, encoder) and path.is_file() and file_checksum(path) == checksum
+    return note["result"] if whole else None
 
 
 def _shard_input(files: list[SourceFile], encoder: Tokenizer) -> str:

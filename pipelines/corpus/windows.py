@@ -22,8 +22,7 @@ from functools import lru_cache
 import numpy as np
 
 from pipelines.corpus.store import TokenStore
-
-IGNORED = -100
+from workers.training.window import IGNORE, Window
 
 
 @dataclass(frozen=True)
@@ -34,20 +33,6 @@ class Span:
     start: int
     stop: int
     context_only: int
-
-
-@dataclass(frozen=True)
-class Window:
-    """One sequence of C = context tokens.
-
-    tokens int32 [C] inputs · targets int32 [C], −100 where nothing is learnt · positions int64 [C] ·
-    documents int32 [C], 0, 1, 2 … by piece; padding has the next id, the token `end_of_text` and no target.
-    """
-
-    tokens: np.ndarray
-    targets: np.ndarray
-    positions: np.ndarray
-    documents: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -132,11 +117,14 @@ class WindowPlan:
         ]
 
     def read(self, g: int) -> Window:
-        """The tokens of sequence g, copied from the memory map; nothing else of the store is touched."""
+        """Sequence g: its pieces' documents count 0, 1, 2 …; padding is the next one, `end_of_text` without targets.
+
+        The tokens are copied from the memory map; nothing else of the store is touched.
+        """
         end_of_text = self.store.tokenizer.end_of_text
         spans = self.window(g)
         tokens = np.full(self.context, end_of_text, np.int32)
-        targets = np.full(self.context, IGNORED, np.int32)
+        targets = np.full(self.context, IGNORE, np.int32)
         positions = np.arange(self.context, dtype=np.int64)
         documents = np.full(self.context, len(spans), np.int32)
         at = 0
@@ -152,7 +140,7 @@ class WindowPlan:
             at = end
         if self.positions == "restart":
             positions[at:] -= at
-        return Window(tokens, targets, positions, documents)
+        return Window(g, tokens, targets, positions, documents)
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
