@@ -77,14 +77,16 @@ class MeshSpec:
             )
         return self
 
-    def check_heads(self, heads: int, kv_heads: int) -> None:
-        """Raise ValueError when the heads cannot be divided over ``tp × ulysses``."""
-        for name, count in (("query heads", heads), ("KV heads", kv_heads)):
+    def check_model(self, model) -> None:
+        """Raise ValueError when the heads or the feed-forward size of ``model`` (a ModelConfig) do not divide over the mesh."""
+        for name, count in (("query heads", model.heads), ("KV heads", model.kv_heads)):
             if count % (self.tp * self.ulysses):
                 raise ValueError(
                     f"{count} {name} do not divide by tp × ulysses = {self.tp} × {self.ulysses}; "
-                    f"choose a mesh whose tp × ulysses divides {math.gcd(heads, kv_heads)}"
+                    f"choose a mesh whose tp × ulysses divides {math.gcd(model.heads, model.kv_heads)}"
                 )
+        if model.ffn_dim % self.tp:
+            raise ValueError(f"model.ffn_dim = {model.ffn_dim} does not divide by mesh.tp = {self.tp}")
 
     @property
     def length_multiple(self) -> int:

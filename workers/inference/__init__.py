@@ -1,0 +1,1 @@
+"""Running a trained model on one rank: its cache and generation."""

@@ -73,7 +73,7 @@ BLOCK_PLAN = {
 
 
 def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> None:
-    """Turn the weights of ``model`` into DTensors by the plans above, in place. Head counts must divide (``MeshSpec.check_heads``)."""
+    """Turn the weights of ``model`` into DTensors by the plans above, in place. Sizes must divide (``MeshSpec.check_model``)."""
     parallelize_module(model, tp_mesh, MODEL_PLAN)
     model.tie()
     for block in model.layers:

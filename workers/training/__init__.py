@@ -1,0 +1,1 @@
+"""Training on one rank: ``loop`` reads as the algorithm, its parts stand beside it."""

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-IGNORE = -100
+from workers.training.window import IGNORE
+
 CHUNK_TOKENS = 1024
 
 

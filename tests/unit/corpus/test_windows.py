@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.corpus.windows import IGNORED, Span, WindowPlan, best_fit, held_out, plan_pieces
+from pipelines.corpus.windows import IGNORE, Span, WindowPlan, best_fit, held_out, plan_pieces
 from tests.unit.corpus.test_store import build
 
 
@@ -54,7 +54,7 @@ def test_overlap_is_context_and_never_a_window_of_its_own(tmp_path):  # W2
     spans = sorted((plan.window(g) for g in range(2)), key=lambda window: window[0].start)
     assert spans == [[Span(0, 0, 1000, 0)], [Span(0, 700, 1100, 300)]]
     tail = next(plan.read(g) for g in range(2) if plan.window(g)[0].start)
-    assert (tail.targets[:300] == IGNORED).all() and (tail.targets[400:] == IGNORED).all()
+    assert (tail.targets[:300] == IGNORE).all() and (tail.targets[400:] == IGNORE).all()
     assert np.array_equal(tail.tokens[:400], store[0][699:1099])
     assert np.array_equal(tail.targets[300:400], store[0][1000:1100])
     assert plan_pieces(np.array([1000]), 1000, 300).stop.tolist() == [1000]
@@ -79,7 +79,7 @@ def test_window_arrays_shift_and_mark_where_a_document_starts(tmp_path):
     end = store.tokenizer.end_of_text
     window = plan.read(0)
     assert window.tokens.tolist() == [end, 97, 98, 99, end, 100, 101, end, end]
-    assert window.targets.tolist() == [97, 98, 99, end, 100, 101, end, IGNORED, IGNORED]
+    assert window.targets.tolist() == [97, 98, 99, end, 100, 101, end, IGNORE, IGNORE]
     assert window.documents.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]
     assert window.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1]
     dtypes = [array.dtype for array in (window.tokens, window.targets, window.positions, window.documents)]

@@ -1,0 +1,211 @@
+"""Ray Train starts one actor a rank, restarts them all when one dies, and each runs ``workers.training.loop``.
+
+Checkpoints are written by the ranks themselves to the run folder, which every node shares; a restarted group starts
+from the latest whole one. Ray Train's own reports are not used: each is a barrier over the controller's poll.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import ray.train
+from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from cluster import feed
+from workers.mesh import MeshSpec
+from workers.training import checkpoint as checkpoints
+from workers.training.loop import STOP_FILE, Job, train
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """workers: ranks; null is as many as the mesh needs. cpus_per_worker and gpus_per_worker: what each reserves;
+    gpus_per_worker null is 1 where the cluster has GPUs, else 0. max_failures: restarts after a lost worker or node.
+    collective_timeout: seconds after which a rank that waits for a lost one gives up.
+    """
+
+    workers: int | None = None
+    cpus_per_worker: int = 1
+    gpus_per_worker: int | None = None
+    max_failures: int = 3
+    collective_timeout: int = 600
+
+
+class RunFailed(RuntimeError):
+    """The run ended without reaching its last step; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The readers of a run: training windows, and ``held_out_windows`` held-out ones (both in global order)."""
+
+    train: feed.WindowReader
+    held_out: feed.WindowReader | None = None
+    held_out_windows: int = 0
+
+
+def connect(cpus: int, verbose: bool = False) -> None:
+    """Join the cluster that RAY_ADDRESS (or the surrounding Ray job) names, else start a local Ray with ``cpus`` logical CPUs."""
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A worker group that has to import torch on a busy laptop needs more than Ray's minute.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
+    common = dict(log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**common)
+    else:
+        ray.init(num_cpus=cpus, include_dashboard=False, **common)
+    if not verbose:
+        logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def check_resources(mesh: MeshSpec, config: ClusterConfig) -> None:
+    """Raise ValueError when the cluster, as it stands, cannot hold the workers and the tasks that read their data.
+
+    A cluster that can grow (RINGSPAN_AUTOSCALING=1, which ray_cluster.yaml sets) is not held to what it has now.
+    """
+    if os.environ.get("RINGSPAN_AUTOSCALING"):
+        return
+    have = ray.cluster_resources()
+    gpus = gpus_per_worker(config)
+    need = {"CPU": mesh.world * config.cpus_per_worker + 1, "GPU": mesh.world * gpus}
+    for kind, amount in need.items():
+        if amount > have.get(kind, 0):
+            raise ValueError(
+                f"the mesh's {mesh.world} workers and their data need {amount} {kind}s, the cluster has {have.get(kind, 0):g}; "
+                f"use a smaller mesh, or a larger cluster (locally: ray start --head --num-cpus={need['CPU']})"
+            )
+
+
+def gpus_per_worker(config: ClusterConfig) -> int:
+    if config.gpus_per_worker is not None:
+        return config.gpus_per_worker
+    return 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
+
+
+def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig, stop: threading.Event | None = None) -> dict:
+    """Run ``job`` on the mesh; Ray must be connected. Blocks until it ends; ``stop`` asks it to save and end early.
+
+    Returns what rank 0's ``train`` returned. Raises RunFailed.
+    """
+    first, total = _first(job), job.training.steps * job.training.batch
+    context = job.training.context
+
+    def train_windows():
+        # Called at every start of the worker group: after a failure the data goes on where the checkpoint stands.
+        return feed.dataset(data.train, context, _first(job), total)
+
+    datasets = {"train": train_windows}
+    if job.held_out:
+        rounded = job.held_out * mesh.dp
+        datasets["held_out"] = lambda: feed.dataset(data.held_out, context, 0, rounded, limit=data.held_out_windows)
+    assert first < total, "the run is complete already"
+    use_gpu = gpus_per_worker(config)
+    resources = {"CPU": config.cpus_per_worker, **({"GPU": use_gpu} if use_gpu else {})}
+    trainer = TorchTrainer(
+        _rank,
+        train_loop_config={"job": job, "mesh": mesh, "threads": config.cpus_per_worker},
+        datasets=datasets,
+        dataset_config=feed.MeshDataConfig(mesh.dp, mesh.ranks_per_group, context),
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=config.collective_timeout),
+        scaling_config=ScalingConfig(num_workers=mesh.world, use_gpu=bool(use_gpu), resources_per_worker=resources),
+        # A name of its own for every launch: Ray Train would silently continue an old one.
+        run_config=RunConfig(
+            name=f"launch-{time.time_ns()}", storage_path=str(job.run / "ray"), failure_config=FailureConfig(max_failures=config.max_failures)
+        ),
+    )
+    (job.run / STOP_FILE).unlink(missing_ok=True)
+    try:
+        return _fit(trainer, job.run, stop)
+    except TrainingFailedError as error:
+        latest = checkpoints.latest(job.checkpoint_folder)
+        where = f"the last checkpoint is {latest}" if latest else "there is no checkpoint yet"
+        raise RunFailed(f"{_cause(error)}; {where}; each rank's log is in {job.run / 'logs'}") from error
+
+
+def _fit(trainer: TorchTrainer, run: Path, stop: threading.Event | None) -> dict:
+    """``trainer.fit()`` in a thread: there it leaves signals to the caller, who sets ``stop``."""
+    outcome = {}
+
+    def fit():
+        try:
+            outcome["value"] = trainer.fit().return_value
+        except BaseException as error:  # handed to the caller below
+            outcome["error"] = error
+
+    thread = threading.Thread(target=fit, name="ray-train", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+        if stop is not None and stop.is_set() and not (run / STOP_FILE).exists():
+            (run / STOP_FILE).touch()
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["value"]
+
+
+def _first(job: Job) -> int:
+    """The first sequence that the run has not learnt yet."""
+    start = job.start()
+    return checkpoints.read_progress(start).sequences if start else 0
+
+
+def _cause(error: TrainingFailedError) -> str:
+    failures = getattr(error, "worker_failures", None) or {}
+    if failures:
+        rank, failure = min(failures.items())
+        text = str(failure).strip().splitlines()
+        return f"rank {rank} failed: {text[-1] if text else type(failure).__name__}"
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _rank(arguments: dict) -> dict:
+    """What each Ray Train worker runs."""
+    import torch
+
+    job, spec = arguments["job"], arguments["mesh"]
+    context = ray.train.get_context()
+    _log_to_file(job.run / "logs" / f"rank-{context.get_world_rank()}.log")
+    device = "cuda" if torch.cuda.is_available() and ray.get_gpu_ids() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(ray.train.torch.get_device())
+    else:
+        torch.set_num_threads(arguments["threads"])
+    mesh = spec.build(device)
+    _check_placement(mesh)
+    split = ray.train.get_dataset_shard("train")
+    held_out = ray.train.get_dataset_shard("held_out") if job.held_out else None
+    assert (split is not None) == mesh.is_leader, "splits and leaders disagree"
+    stream = feed.windows(split, _first(job) + mesh.dp_rank, spec.dp) if mesh.is_leader else None
+    return train(job, mesh, stream, feed.fresh(held_out, mesh.dp_rank, spec.dp) if held_out is not None else None)
+
+
+def _check_placement(mesh) -> None:
+    """Raise RuntimeError when a tensor group spans nodes, where its traffic would crawl. A collective."""
+    import torch.distributed as dist
+
+    nodes = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, ray.get_runtime_context().get_node_id())
+    for first in range(0, len(nodes), mesh.spec.tp):
+        if len(set(nodes[first : first + mesh.spec.tp])) > 1:
+            raise RuntimeError(
+                f"tensor ranks {first}–{first + mesh.spec.tp - 1} were placed on several nodes; "
+                f"use nodes whose number of workers is a multiple of mesh.tp = {mesh.spec.tp}"
+            )
+
+
+def _log_to_file(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)

@@ -1,0 +1,230 @@
+"""The command line, thin: it parses, calls, and prints. Progress and logs go to stderr; stdout is the answer.
+
+Exit codes: 0 done, 1 the run failed, 2 the input was wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import click
+
+FAILED, WRONG_INPUT = 1, 2
+
+
+class Stop(click.ClickException):
+    """One line on stderr, and an exit code."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(" ".join(str(message).split("\n")))
+        self.exit_code = exit_code
+
+    def show(self, file=None):
+        click.echo(f"error: {self.message}", err=True)
+
+
+@contextlib.contextmanager
+def wrong_input():
+    """What is raised inside, before any work starts, is the user's to mend."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise Stop(str(error), WRONG_INPUT) from error
+
+
+def _answer(as_json: bool, value: dict, text) -> None:
+    """The result: one JSON object as the last line of stdout, or ``text`` (a string or a rich renderable)."""
+    if as_json:
+        click.echo(json.dumps(value))
+    elif isinstance(text, str):
+        click.echo(text)
+    else:
+        from rich.console import Console
+
+        Console().print(text)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Also show the logs of Ray and its workers.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ringspan")
+def main() -> None:
+    """Train and run language models whose context is a whole code base or a shelf of papers."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
+
+
+@main.group()
+def ingest() -> None:
+    """Turn files into a token store."""
+
+
+@ingest.command("code", epilog="Example: ringspan ingest code ~/src/project --out corpora/project --tokenizer bpe:4096")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--out", required=True, help="Folder of the store.")
+@click.option("--tokenizer", default="byte", show_default=True, help="byte, bpe:N (trained on these files), or a tokenizer.json.")
+@json_option
+@verbose_option
+def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
+    """Ingest source code from files and folders."""
+    from pipelines.config import absolute
+    from pipelines.corpus import ingest as corpus
+
+    with wrong_input():
+        out = absolute(out, "--out")
+        paths = [absolute(path, "PATH") for path in paths]
+        report = corpus.reusable(paths, out, tokenizer)
+    if report is None:
+        from cluster.launch import connect
+
+        connect(cpus=_cpus(), verbose=verbose)
+        with wrong_input(), _bar("ingest") as progress:
+            report = corpus.ingest_code(paths, out, tokenizer, progress=progress)
+    skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items()) or "none"
+    how = "unchanged, reused" if report.reused else f"{report.megabytes_per_second:.1f} MB/s, {report.tokens_per_second:,.0f} tokens/s"
+    text = (
+        f"{report.files:,} files, {report.bytes / 1e6:,.1f} MB, {report.tokens:,} tokens in {report.seconds:.1f} s ({how})\n"
+        f"skipped: {skipped} (listed in {report.folder}/skipped.jsonl)\nstore: {report.folder}"
+    )
+    _answer(as_json, vars(report), text)
+
+
+@main.command(epilog="Example: ringspan train code_completion/tiny --set corpus.store=corpora/project --out runs/first")
+@click.argument("source", required=False, metavar="[PRESET|FILE]")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a key of the configuration; repeatable.")
+@click.option("--out", help="The run folder. Default: runs/NAME-TIME, or the run that is resumed.")
+@click.option("--resume", metavar="RUN", help="Start from the latest checkpoint of a run; without PRESET with its configuration.")
+@json_option
+@verbose_option
+def train(source, assignments, out, resume, as_json, verbose) -> None:
+    """Train a model on a mesh of Ray Train actors."""
+    from cluster.launch import RunFailed
+    from pipelines import report
+    from pipelines.config import load_config
+    from pipelines.train import execute, prepare
+
+    with wrong_input():
+        if source is None and resume is None:
+            raise ValueError("name a preset or a file (see: ringspan config), or --resume RUN")
+        config = load_config(source if source is not None else str(Path(resume) / "config.yaml"), assignments)
+        default = resume or f"runs/{Path(source).stem if '/' not in source else source.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        prepared = prepare(config, Path(out or default), Path(resume) if resume else None)
+    run = prepared.job.run
+    click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
+    with _stop_signals() as stop:
+        try:
+            result, tracker = execute(
+                prepared, stop=stop, verbose=verbose,
+                on_step=lambda row: click.echo(report.step_line(row), err=True),
+                on_evaluation=lambda row: click.echo(f"held-out loss at step {row['step']}: {row['loss']:.4f}", err=True),
+            )
+        except RunFailed as error:
+            raise Stop(str(error), FAILED) from error
+        except ValueError as error:  # the cluster is too small for the mesh
+            raise Stop(str(error), WRONG_INPUT) from error
+    if result["stopped"]:
+        raise Stop(f"stopped after step {result['step']}, which is saved; go on with: ringspan train --resume {run}", FAILED)
+    evaluations = report.read_rows(run / "evaluations.jsonl") if (run / "evaluations.jsonl").exists() else []
+    _answer(as_json, {**result, "run": str(run), "tracking_uri": prepared.uri, "evaluations": evaluations}, report.closing_report(run, tracker.info))
+
+
+@main.command(epilog="Example: ringspan complete --checkpoint runs/first --repo ~/src/project --at src/parser.py:120:9")
+@click.option("--checkpoint", required=True, help="A run folder, or one of its checkpoints.")
+@click.option("--repo", required=True, help="The repository that the file belongs to.")
+@click.option("--at", required=True, metavar="FILE:LINE:COL", help="The cursor; line and column count from 1.")
+@click.option("--max-tokens", default=64, show_default=True, help="Most tokens to add.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--context", type=int, help="Most tokens of prompt and answer; by default what the run was trained at.")
+@json_option
+def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_json) -> None:
+    """Complete code at a cursor."""
+    from pipelines.code_completion.complete import complete as run_completion
+
+    with wrong_input():
+        result = run_completion(
+            Path(checkpoint), Path(repo), at, new_tokens=max_tokens, temperature=temperature, seed=seed, context=context
+        )
+    _answer(as_json, vars(result), result.text)
+
+
+@main.command(epilog="Example: ringspan config code_completion/tiny --set mesh.ring=4 > my.yaml")
+@click.argument("source", required=False, metavar="[PRESET|FILE]")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a key; repeatable.")
+@json_option
+def config(source, assignments, as_json) -> None:
+    """Print a configuration with every key; without PRESET the defaults, and the names of the presets on stderr."""
+    from pipelines.config import load_config, presets
+
+    with wrong_input():
+        loaded = load_config(source, assignments)
+        loaded.mesh_spec()
+    if source is None:
+        click.echo(f"presets: {', '.join(presets())}", err=True)
+    _answer(as_json, loaded.model_dump(), loaded.to_yaml().rstrip())
+
+
+@main.command(epilog="Example: ringspan ui --runs runs")
+@click.option("--runs", default="runs", show_default=True, help="Folder of runs whose mlflow.db is shown.")
+@click.option("--port", default=5000, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Beyond loopback anyone who reaches the port can read and write.")
+def ui(runs, port, host) -> None:
+    """Serve the MLflow pages of a folder of runs."""
+    from pipelines.ui import serve
+
+    with wrong_input():
+        code = serve(Path(runs), port, host)
+    sys.exit(code)
+
+
+def _cpus() -> int:
+    import os
+
+    return max(2, os.cpu_count() or 1)
+
+
+def _mesh_line(mesh) -> str:
+    return f"dp {mesh.dp} × ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout})"
+
+
+@contextlib.contextmanager
+def _bar(what: str):
+    """A progress bar on stderr; yields a callback (files done, files in all, bytes done)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("files {task.fields[size]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=None, size="")
+        yield lambda done, total, size: progress.update(task, completed=done, total=total, size=f"{size / 1e6:,.1f} MB")
+
+
+@contextlib.contextmanager
+def _stop_signals():
+    """An event that Ctrl-C and SIGTERM set, so that the run saves and ends; a second one ends the command at once."""
+    stop = threading.Event()
+
+    def ask(number, frame):
+        if stop.is_set():
+            raise Stop("ended at once; the last whole checkpoint stands", FAILED)
+        click.echo("stopping after this step, with a checkpoint; once more ends at once", err=True)
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    main()

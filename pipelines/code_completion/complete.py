@@ -1,0 +1,76 @@
+"""Complete code at a cursor with a trained run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pipelines.code_completion.prompt import Prompt, build_prompt, parse_cursor
+from pipelines.corpus.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class Completion:
+    """``text`` continues the file at the cursor, in the file's own line ends."""
+
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    files: list[str]
+    checkpoint: str
+
+
+def checkpoint_of(path: Path) -> tuple[Path, Path]:
+    """The run folder and the checkpoint that ``path`` means: a run (its latest) or one checkpoint of it.
+
+    Raises ValueError when there is none.
+    """
+    from workers.training import checkpoint as checkpoints
+
+    if not path.is_dir():
+        raise ValueError(f"--checkpoint {path} is not a folder; give a run or one of its checkpoints")
+    if (path / "state.json").is_file():
+        return path.parent.parent, path
+    latest = checkpoints.latest(path / "checkpoints")
+    if latest is None:
+        raise ValueError(f"{path} holds no finished checkpoint; a run writes one every checkpoint.every steps and at its end")
+    return path, latest
+
+
+def complete(
+    path: Path, repo: Path, at: str, *, new_tokens: int = 64, temperature: float = 0.0, seed: int = 0, context: int | None = None
+) -> Completion:
+    """The text that the run at ``path`` puts at ``at`` (``FILE:LINE:COL``) of the repository.
+
+    ``context`` is the most tokens of prompt and answer, by default (and at most) the length the run was trained at.
+    Raises ValueError for input that is wrong, before the model is loaded.
+    """
+    run, checkpoint = checkpoint_of(path)
+    if not repo.is_dir():
+        raise ValueError(f"--repo {repo} is not a folder")
+    cursor = parse_cursor(at, repo)
+    trained = yaml.safe_load((run / "config.yaml").read_text())["training"]["context"]
+    context = trained if context is None else context
+    if context > trained:
+        raise ValueError(f"--context {context} is more than the {trained} tokens that the run was trained at")
+    if not 0 < new_tokens < context:
+        raise ValueError(f"--max-tokens is {new_tokens}; it must be at least 1 and leave room for a prompt in {context} tokens")
+    tokenizer = load_tokenizer(run)
+    prompt = build_prompt(repo, cursor, tokenizer, context - new_tokens)
+    return _answer(prompt, checkpoint, tokenizer, new_tokens, temperature, seed)
+
+
+def _answer(prompt: Prompt, checkpoint: Path, tokenizer, new_tokens: int, temperature: float, seed: int) -> Completion:
+    from workers.inference.generate import generate, load_decoder
+
+    model = load_decoder(checkpoint)
+    stop = frozenset(tokenizer.special.values())
+    ids = list(
+        generate(model, prompt.ids, new_tokens, stop=stop, vocabulary=tokenizer.vocab_size, temperature=temperature, seed=seed)
+    )
+    text = tokenizer.decode(ids).rstrip("\ufffd")  # a character that was cut off by the limit
+    if prompt.newline == "\r\n":
+        text = text.replace("\r\n", "\n").replace("\n", "\r\n")
+    return Completion(text, len(prompt.ids), len(ids), prompt.files, str(checkpoint))

@@ -1,0 +1,173 @@
+"""One configuration tree: defaults < preset or YAML file < ``--set section.key=value``.
+
+Each section is the dataclass of the room that reads it; nothing is declared twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cluster.launch import ClusterConfig
+from workers.mesh import LAYOUTS, MeshSpec
+from workers.model.config import ModelConfig
+from workers.training.config import CheckpointConfig, TrainingConfig
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusConfig:
+    """store: the folder that ``ringspan ingest`` wrote. overlap: tokens of a long document's window that the window
+    before has learnt; null is context / 8. held_out: share of the documents kept from training; held_out_windows: how
+    many of their windows an evaluation reads. positions: "restart" at each document, or "continue" through the window.
+    """
+
+    store: str | None = None
+    overlap: int | None = None
+    held_out: float = 0.05
+    held_out_windows: int = 16
+    positions: str = "restart"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """The mesh's axes; dp -1 takes the workers that the others leave."""
+
+    dp: int = 1
+    ring: int = 1
+    ulysses: int = 1
+    tp: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """layout: which tokens a context rank holds (zigzag, contiguous, striped). backend: auto, cpu, cuda or reference."""
+
+    layout: str = LAYOUTS[0]
+    backend: str = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackingConfig:
+    """uri: an MLflow tracking URI; null is MLFLOW_TRACKING_URI, else mlflow.db beside the run. experiment: its name there."""
+
+    uri: str | None = None
+    experiment: str = "ringspan"
+
+
+class Config(BaseModel):
+    """Everything a training run is told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    corpus: CorpusConfig = CorpusConfig()
+    model: ModelConfig = ModelConfig()
+    mesh: MeshConfig = MeshConfig()
+    attention: AttentionConfig = AttentionConfig()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    def mesh_spec(self) -> MeshSpec:
+        """The mesh with its layout, settled for the number of workers. Raises ValueError when it does not fit them."""
+        return MeshSpec(**dataclasses.asdict(self.mesh), layout=self.attention.layout).resolve(self.cluster.workers)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
+
+
+def presets() -> list[str]:
+    """Names of the presets, as ``code_completion/tiny``."""
+    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.yaml"))
+
+
+def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config:
+    """The configuration of a preset or a YAML file, changed by ``section.key=value`` assignments.
+
+    Raises ValueError, one line, for a source that does not exist, a key that does not exist (with the nearest one that
+    does) and a value that is not allowed.
+    """
+    tree = _read(source) if source is not None else {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not (equals and dot and name):
+            raise ValueError(f"--set {assignment!r} is not section.key=value, as in --set training.steps=200")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {assignment!r}: the value is not valid YAML ({' '.join(str(error).split())[:100]})") from error
+        if not isinstance(tree.get(section, {}), dict):
+            raise ValueError(f"section {section!r} is {tree[section]!r}; it must hold keys")
+        tree[section] = {**tree.get(section, {}), name: _number(parsed)}
+    _check_keys(tree)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(_first_error(error)) from error
+
+
+def _read(source: str) -> dict:
+    path = PRESETS / f"{source}.yaml"
+    if not path.is_file():
+        path = Path(source)
+        if not path.is_file():
+            near = difflib.get_close_matches(source, presets(), 1, 0.3)
+            hint = f"; did you mean the preset {near[0]}?" if near else ""
+            raise ValueError(f"{source!r} is neither a preset ({', '.join(presets())}) nor a file{hint}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in tree.values()):
+        raise ValueError(f"{path} must hold sections of keys, as `ringspan config` prints them")
+    return {section: {key: _number(value) for key, value in keys.items()} for section, keys in tree.items()}
+
+
+def _number(value):
+    """YAML reads 1e-3 as a string; people mean the number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _check_keys(tree: dict) -> None:
+    known = {f"{section}.{field.name}" for section, info in Config.model_fields.items() for field in dataclasses.fields(info.annotation)}
+    for section, keys in tree.items():
+        for key in keys:
+            if f"{section}.{key}" not in known:
+                near = difflib.get_close_matches(f"{section}.{key}", known, 1, 0.0)
+                same_name = [name for name in known if name.split(".")[1] == str(key)]
+                raise ValueError(f"unknown configuration key {section}.{key}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
+        if section not in Config.model_fields:
+            raise ValueError(f"unknown configuration section {section!r}; there are {', '.join(Config.model_fields)}")
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    return f"{'.'.join(str(part) for part in first['loc'])} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def absolute(path: str | os.PathLike, what: str) -> Path:
+    """An absolute path, since workers have working directories of their own.
+
+    Raises ValueError for a relative path inside a Ray job, whose working directory is a copy that goes away with it.
+    """
+    path = Path(path).expanduser()
+    if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise ValueError(f"{what} is the relative path {str(path)!r}; inside a Ray job give an absolute path on storage that all nodes share")
+    return path.absolute()

@@ -1,0 +1,137 @@
+"""A training run from its configuration: check everything, train on the mesh, keep it on record, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+from cluster.launch import Data, check_resources, connect, launch
+from pipelines.config import Config, absolute
+from pipelines.corpus import TokenStore
+from pipelines.corpus.windows import WindowPlan, held_out
+from pipelines.tracking import Tracker
+from pipelines.ui import absolute_uri, default_uri
+from workers.mesh import MeshSpec
+from workers.model.config import ModelConfig, padded_vocabulary
+from workers.training import checkpoint as checkpoints
+from workers.training.loop import Job
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose every input has been checked."""
+
+    config: Config
+    job: Job
+    mesh: MeshSpec
+    data: Data
+    store: TokenStore
+    uri: str
+
+
+def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
+    """Check a run before anything is started or written.
+
+    ``resume`` is the run whose latest checkpoint is the start; the same folder as ``run`` continues it there.
+    Raises ValueError, one line, for whatever a user got wrong.
+    """
+    run = absolute(run, "--out")
+    mesh = config.mesh_spec()
+    config.training.micro_steps(mesh.dp)
+    if config.corpus.store is None:
+        raise ValueError("corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`, then --set corpus.store=STORE")
+    store = TokenStore.open(absolute(config.corpus.store, "corpus.store"))
+    model = _model_for(config.model, store)
+    mesh.check_model(model)
+    checkpoint = _checkpoint(run, resume, model, store, config.training.steps)
+    config = config.model_copy(update={"model": model, "corpus": dataclasses.replace(config.corpus, store=str(store.folder))})
+    data = _data(config, store)
+    per_group = math.ceil(data.held_out_windows / mesh.dp)
+    job = Job(model, config.training, config.checkpoint, run, config.attention.backend, per_group, checkpoint)
+    return Prepared(config, job, mesh, data, store, absolute_uri(config.tracking.uri) if config.tracking.uri else default_uri(run))
+
+
+def execute(
+    prepared: Prepared, *, stop: threading.Event | None = None, verbose: bool = False,
+    on_step: Callable[[dict], None] | None = None, on_evaluation: Callable[[dict], None] | None = None,
+) -> tuple[dict, Tracker]:
+    """Train. Returns the last step's figures and the closed tracker. Raises RunFailed; ValueError when the cluster is too small."""
+    from pipelines.report import loss_by_position_figure, loss_figure, read_rows
+
+    job, run = prepared.job, prepared.job.run
+    connect(cpus=prepared.mesh.world * prepared.config.cluster.cpus_per_worker + 4, verbose=verbose)
+    check_resources(prepared.mesh, prepared.config.cluster)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(prepared.config.to_yaml(), encoding="utf-8")
+    prepared.store.tokenizer.save(run)
+    corpus = {"store": str(prepared.store.folder), "fingerprint": prepared.store.fingerprint, "tokenizer": prepared.store.tokenizer.fingerprint}
+    (run / "corpus.json").write_text(json.dumps(corpus, indent=1), encoding="utf-8")
+
+    tracker = Tracker(run, prepared.uri, prepared.config.tracking.experiment, run.name, on_step=on_step, on_evaluation=on_evaluation)
+    tracker.start(prepared.config.model_dump(), {f"corpus.{key}": value for key, value in corpus.items()})
+    status = "FAILED"
+    try:
+        result = launch(job, prepared.mesh, prepared.data, prepared.config.cluster, stop)
+        status = "KILLED" if result["stopped"] else "FINISHED"
+        tracker.log_figure(loss_figure(read_rows(run / "metrics.jsonl")), "loss.png")
+        if (run / "evaluations.jsonl").exists():
+            tracker.log_figure(loss_by_position_figure(read_rows(run / "evaluations.jsonl")), "loss_by_position.png")
+        if (latest := checkpoints.latest(job.checkpoint_folder)) is not None:
+            tracker.set_tag("checkpoint", str(latest))
+        return result, tracker
+    finally:
+        tracker.close(status)
+
+
+def _model_for(model: ModelConfig, store: TokenStore) -> ModelConfig:
+    size = store.tokenizer.vocab_size
+    if model.vocab_size is None:
+        return dataclasses.replace(model, vocab_size=padded_vocabulary(size))
+    if model.vocab_size < size:
+        raise ValueError(
+            f"{store.folder} was made with the tokenizer {store.tokenizer.name} of {size} ids, "
+            f"but model.vocab_size is {model.vocab_size}; leave it null to fit the corpus"
+        )
+    return model
+
+
+def _checkpoint(run: Path, resume: Path | None, model: ModelConfig, store: TokenStore, steps: int) -> Path | None:
+    """The checkpoint to start from, after checking that it is of this model and tokenizer."""
+    own = checkpoints.latest(run / "checkpoints")
+    if resume is None:
+        if own is not None or (run / "metrics.jsonl").exists():
+            raise ValueError(f"{run} holds a run already; give --resume {run} to go on with it, or another --out")
+        return None
+    resume = absolute(resume, "--resume")
+    if not resume.is_dir():
+        raise ValueError(f"--resume {resume} is not a run folder")
+    start = checkpoints.latest(resume / "checkpoints")
+    if start is None:
+        raise ValueError(f"{resume} holds no finished checkpoint to resume from")
+    was = checkpoints.read_model(start)
+    for name, value in dataclasses.asdict(model).items():
+        if was[name] != value:
+            raise ValueError(f"{start} is a checkpoint of another model: model.{name} is {was[name]} there and {value} here")
+    tokenizer = json.loads((resume / "corpus.json").read_text())["tokenizer"]
+    if tokenizer != store.tokenizer.fingerprint:
+        raise ValueError(f"{store.folder} was made with another tokenizer ({store.tokenizer.name}) than the run {resume} was trained on")
+    done = checkpoints.read_progress(start).step
+    if done >= steps:
+        raise ValueError(f"{resume} has done {done} steps already and training.steps is {steps}; raise it to go on")
+    return start
+
+
+def _data(config: Config, store: TokenStore) -> Data:
+    corpus, training = config.corpus, config.training
+    learnt, kept_back = held_out(store, corpus.held_out, training.seed)
+    plan = lambda documents: WindowPlan(store, training.context, corpus.overlap, training.seed, documents, corpus.positions)
+    train = plan(learnt)
+    if not corpus.held_out or not corpus.held_out_windows or not store.lengths[kept_back].any():
+        return Data(train)
+    held = plan(kept_back)
+    return Data(train, held, min(corpus.held_out_windows, len(held)))

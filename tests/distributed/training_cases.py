@@ -1,0 +1,89 @@
+"""A tiny training run on real text, for the tests of this folder: what every rank executes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from workers.mesh import MeshSpec
+from workers.model import ModelConfig
+from workers.training.window import Window
+from workers.training.config import CheckpointConfig, TrainingConfig
+from workers.training.loop import Job, train
+
+MODEL = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=256)
+TRAINING = TrainingConfig(steps=10, context=96, batch=2, learning_rate=3e-3, warmup_steps=3)
+TEXT = np.frombuffer(inspect.getsource(argparse).encode(), dtype=np.uint8)
+
+
+def window(number: int, context: int, packed: bool = True) -> Window:
+    """Sequence ``number``: stretches of source code, packed as documents of unequal length, some without targets."""
+    generator = np.random.default_rng(number)
+    tokens, targets = np.zeros(context, np.int32), np.full(context, -100, np.int32)
+    positions, documents = np.zeros(context, np.int64), np.zeros(context, np.int32)
+    start, document = 0, 0
+    while start < context:
+        stop = min(context, start + int(generator.integers(5, context))) if packed else context
+        offset = int(generator.integers(0, len(TEXT) - context - 1))
+        text = TEXT[offset : offset + stop - start + 1]
+        tokens[start:stop] = text[:-1]
+        if not (packed and document % 3 == 2):
+            targets[start:stop] = text[1:]
+        positions[start:stop] = np.arange(stop - start)
+        documents[start:stop] = document
+        start, document = stop, document + 1
+    return Window(number, tokens, targets, positions, documents)
+
+
+def stream(first: int, context: int, mesh, dp: int):
+    """The group's share of the global order from sequence ``first`` on, as the feed delivers it."""
+    number = first + mesh.dp_rank
+    while True:
+        yield window(number, context)
+        number += dp
+
+
+def run_training(
+    spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
+    resume: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
+) -> dict:
+    """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank."""
+    mesh = spec.build("cpu")
+    Path(run).mkdir(parents=True, exist_ok=True)
+    job = Job(model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None)
+    start = job.start()
+    first = json.loads((start / "state.json").read_text())["progress"]["sequences"] if start else 0
+
+    def after_backward(step, decoder):
+        if step == die_at:
+            raise KeyboardInterrupt("planted")
+        if step in nan_at and dist.get_rank() == nan_rank:
+            gradient = decoder.layers[1].mlp.up_proj.weight.grad.to_local()
+            gradient.view(-1)[0] = torch.nan
+
+    leader = mesh.is_leader
+    windows = stream(first, training.context, mesh, spec.dp) if leader else None
+    fresh = (lambda: stream(10_000, training.context, mesh, spec.dp)) if leader else None
+    try:
+        return train(job, mesh, windows, fresh, after_backward)
+    except KeyboardInterrupt:
+        return {"died": die_at}
+
+
+def rows(run, name: str = "metrics.jsonl") -> list[dict]:
+    return [json.loads(line) for line in (Path(run) / name).read_text().splitlines()]
+
+
+def losses(run) -> list[float]:
+    return [row["loss"] for row in rows(run)]
+
+
+def with_steps(steps: int, **changes) -> TrainingConfig:
+    return dataclasses.replace(TRAINING, steps=steps, **changes)

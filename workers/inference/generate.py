@@ -1,0 +1,65 @@
+"""Generation on one rank: prefill in chunks, then one token at a time from the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator
+
+import torch
+
+from workers.attention import Pattern
+from workers.inference.cache import KVCache
+from workers.model import Decoder, ModelConfig
+from workers.training import checkpoint as checkpoints
+
+PREFILL_TOKENS = 2048  # the most logits and activations that a long prompt ever needs at once
+
+
+def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
+    """The model of a training checkpoint, whole on one device, whatever mesh wrote it."""
+    with torch.device("meta"):
+        model = Decoder(ModelConfig(**checkpoints.read_model(checkpoint)))
+    model.to_empty(device=device)
+    model.tie()
+    checkpoints.load(checkpoint, model)
+    return model.eval()
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder, prompt: list[int], new_tokens: int, *, stop: frozenset[int] = frozenset(), vocabulary: int | None = None,
+    temperature: float = 0.0, seed: int = 0, prefill: int = PREFILL_TOKENS,
+) -> Iterator[int]:
+    """Yield up to ``new_tokens`` ids that continue ``prompt``; ends at an id in ``stop``, which is not given.
+
+    ``temperature`` 0 takes the likeliest token, else samples with ``seed``. ``vocabulary``: ids from there on (padding of
+    the head) are never chosen.
+    """
+    assert prompt and prefill > 0
+    device = model.embed_tokens.weight.device
+    caches = [KVCache(model.config, len(prompt) + new_tokens, device=device) for _ in model.layers]
+    generator = torch.Generator().manual_seed(seed)
+    pending = prompt
+    for _ in range(new_tokens):
+        for start in range(0, len(pending), prefill):
+            logits_V = _next_logits(model, pending[start : start + prefill], caches, device)[:vocabulary]
+        token = _choose(logits_V, temperature, generator)
+        if token in stop:
+            return
+        yield token
+        pending = [token]
+
+
+def _next_logits(model: Decoder, tokens: list[int], caches: list[KVCache], device) -> torch.Tensor:
+    """Logits [V] of what follows ``tokens``; the caches hold what stands before them, and then them as well."""
+    first = caches[0].length
+    tokens_BS = torch.tensor([tokens], device=device)
+    positions_BS = torch.arange(first, first + len(tokens), device=device)[None]
+    last = lambda hidden_BSD, weight_VD: weight_VD @ hidden_BSD[0, -1]  # the one row that is needed
+    return model(tokens_BS, positions_BS, Pattern(), head=last, caches=caches)
+
+
+def _choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits_V.argmax())
+    return int(torch.multinomial(torch.softmax(logits_V.cpu().float() / temperature, 0), 1, generator=generator))

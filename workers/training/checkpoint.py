@@ -1,0 +1,139 @@
+"""Checkpoints: sharded (torch.distributed.checkpoint), asynchronous, atomic, loadable on any mesh.
+
+A checkpoint is a folder ``step-00000050``. It is written under a ``.partial`` name and renamed when every rank's part
+and ``state.json`` are on disk, so a name without the suffix is a whole checkpoint, and "latest" is simply the highest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+log = logging.getLogger(__name__)
+PARTIAL = ".partial"
+
+
+@dataclass
+class Progress:
+    """Where a run stands. ``sequences`` counts windows of the global order: the next one to read has that number."""
+
+    step: int = 0
+    tokens: int = 0
+    sequences: int = 0
+    skipped_steps: int = 0
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in ``folder``, oldest first."""
+    return sorted(p for p in Path(folder).glob("step-*") if p.suffix != PARTIAL and (p / "state.json").exists())
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint, or None."""
+    found = checkpoints(folder)
+    return found[-1] if found else None
+
+
+def read_progress(path: Path) -> Progress:
+    return Progress(**json.loads((path / "state.json").read_text())["progress"])
+
+
+def read_model(path: Path) -> dict:
+    """The model's shape, as the fields of a ModelConfig."""
+    return json.loads((path / "state.json").read_text())["model"]
+
+
+def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+    """Every tensor of a run under a flat name; DTensors, so each rank writes its shards and may read others'.
+
+    The random state is that of rank 0: ranks draw nothing at random after the weights, which depend on the seed alone.
+    """
+    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    if optimizer is not None:
+        for name, parameter in model.named_parameters():
+            for key, value in optimizer.state[parameter].items():
+                state[f"optimizer.{name}.{key}"] = value
+        state["random"] = torch.get_rng_state()
+    return state
+
+
+class Checkpointer:
+    """Writes checkpoints of a run in the background; ``save`` returns once the state is copied.
+
+    All ranks call the same methods in the same order. A save that fails (a full disk) is a warning, and the run goes on
+    with the last good checkpoint.
+    """
+
+    def __init__(self, folder: Path, keep: int, model_fields: dict):
+        self._folder, self._keep, self._model_fields = Path(folder), keep, model_fields
+        self._group = dist.new_group(backend="gloo")  # the writer's own: its collectives run beside the step's
+        self._poll_group = dist.new_group(backend="gloo")
+        self._writing: tuple[Future, Path] | None = None
+        self._main = dist.get_rank() == 0
+        if self._main:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self._folder.glob(f"*{PARTIAL}"):
+                shutil.rmtree(leftover)
+
+    def save(self, progress: Progress, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Start writing a checkpoint; an earlier one is finished first."""
+        self.finish()
+        target = self._folder / f"step-{progress.step:08d}"
+        partial = target.with_name(target.name + PARTIAL)
+        if self._main:
+            partial.mkdir(parents=True, exist_ok=True)
+            (partial / "state.json").write_text(json.dumps({"progress": asdict(progress), "model": self._model_fields}, indent=1))
+        writer = dcp.FileSystemWriter(partial, thread_count=1)
+        future = dcp.async_save(training_state(model, optimizer), storage_writer=writer, process_group=self._group)
+        self._writing = (future, target)
+
+    def finish(self) -> None:
+        """Wait for the write in flight, if any, and make it the latest. A collective."""
+        if self._writing is None:
+            return
+        (future, target), self._writing = self._writing, None
+        error = future.exception()
+        failed = torch.tensor(0 if error is None else 1)
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
+        if failed.item():
+            if error is not None:
+                log.warning("checkpoint %s was not written: %s; the run goes on with the one before", target.name, _one_line(error))
+            return
+        if self._main:
+            partial = target.with_name(target.name + PARTIAL)
+            if target.exists():  # the same step again, after a resume from an earlier one
+                shutil.rmtree(target)
+            os.rename(partial, target)
+            for old in checkpoints(self._folder)[: -self._keep]:
+                shutil.rmtree(old)
+
+    def poll(self) -> None:
+        """Finish the write in flight if every rank's part is done; never waits for the disk. A small collective."""
+        if self._writing is None:
+            return
+        done = torch.tensor(1 if self._writing[0].done() else 0)
+        dist.all_reduce(done, op=dist.ReduceOp.MIN, group=self._poll_group)
+        if done.item():
+            self.finish()
+
+
+def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Progress:
+    """Read a checkpoint into a model (and optimizer) on whatever mesh they are on. A collective when distributed."""
+    state = training_state(model, optimizer)
+    dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
+    if optimizer is not None:
+        torch.set_rng_state(state["random"])
+    return read_progress(path)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[-300:] or type(error).__name__

@@ -1,0 +1,54 @@
+"""Loss on held-out windows, in all and by position: how much a longer context helps shows as a falling curve."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Iterator
+
+import torch
+import torch.distributed as dist
+
+from workers.training.batch import receive
+from workers.training.loss import token_losses
+from workers.training.window import IGNORE, Window
+
+
+def position_edges(context: int) -> list[int]:
+    """Bucket edges 0, 64, 128, 256, … up to ``context``."""
+    edges = [0]
+    width = 64
+    while width < context:
+        edges.append(width)
+        width *= 2
+    return [*edges, context]
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Window] | None, count: int) -> dict:
+    """Held-out loss of ``count`` windows per data-parallel group. A collective.
+
+    ``windows`` yields them on the group's leader and is None elsewhere. A target's position is the number of tokens of
+    its own document before it in the window, so a bucket says how the loss falls as context grows.
+
+    Returns ``loss`` (nats a target), ``targets`` and ``loss_by_position``: dicts of start, stop, loss, targets.
+    """
+    edges = position_edges(context)
+    boundaries = torch.tensor(edges[1:-1], device=mesh.device)
+    totals = torch.zeros(2, len(edges) - 1, dtype=torch.float64, device=mesh.device)
+    for _ in range(count):
+        batch = receive([next(windows)] if windows is not None else None, mesh, context)
+        head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
+        _, losses = model(batch.tokens, batch.positions, batch.pattern, head=head)
+        valid = batch.targets != IGNORE
+        bucket = torch.bucketize(batch.positions[valid], boundaries, right=True)
+        totals[0].scatter_add_(0, bucket, losses[valid].double())
+        totals[1].scatter_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
+    totals /= mesh.spec.tp  # every tensor rank counted the same tokens
+    dist.all_reduce(totals)
+    loss, targets = totals.sum(1).tolist()
+    curve = [
+        {"start": start, "stop": stop, "loss": s / n, "targets": int(n)}
+        for start, stop, s, n in zip(edges, edges[1:], *totals.tolist())
+        if n
+    ]
+    return {"loss": loss / targets if targets else 0.0, "targets": int(targets), "loss_by_position": curve}

@@ -1,0 +1,176 @@
+"""The training loop, as one rank runs it: batch → forward → loss → backward → norm → guard → clip → step → meter → checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from workers.model import Decoder, ModelConfig
+from workers.parallel import parallelize
+from workers.training import checkpoint as checkpoints
+from workers.training.batch import receive
+from workers.training.checkpoint import Checkpointer, Progress
+from workers.training.config import CheckpointConfig, TrainingConfig
+from workers.training.evaluate import evaluate
+from workers.training.guard import Guard
+from workers.training.loss import token_losses
+from workers.training.meter import JsonLines, Meter, peak_memory
+from workers.training.optimizer import build_optimizer, first_non_finite, learning_rate, local_gradients, scale_, squared_norm
+from workers.training.window import IGNORE, Window
+
+log = logging.getLogger(__name__)
+STOP_FILE = "stop"  # its presence in the run folder asks every rank to save and end after the present step
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank of a run is told. ``run`` is a folder that all ranks and the driver share.
+
+    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run.
+    """
+
+    model: ModelConfig
+    training: TrainingConfig
+    checkpoint: CheckpointConfig
+    run: Path
+    backend: str = "auto"
+    held_out: int = 0
+    resume: Path | None = None
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.run / "checkpoints"
+
+    def start(self) -> Path | None:
+        """The checkpoint to start from: the run's own latest, else the one it resumes, else none."""
+        return checkpoints.latest(self.checkpoint_folder) or self.resume
+
+
+def build_model(job: Job, mesh) -> Decoder:
+    """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
+    with torch.device("meta"):
+        model = Decoder(job.model)
+    dtype = torch.bfloat16 if job.training.precision == "bf16" else torch.float32
+    parallelize(model, mesh, backend=job.backend, dtype=dtype)
+    model.to_empty(device=mesh.device)
+    model.tie()
+    model.init_weights(job.training.seed)
+    return model
+
+
+def train(
+    job: Job,
+    mesh,
+    windows: Iterator[Window] | None,
+    held_out: Callable[[], Iterator[Window]] | None = None,
+    after_backward: Callable[[int, Decoder], None] | None = None,
+) -> dict:
+    """Train until ``job.training.steps``, or until asked to stop. Called by every rank.
+
+    Args:
+        windows: on a group's leader the group's share of the global order, from the checkpoint's position on; None elsewhere.
+        held_out: on a leader, a fresh pass over the group's held-out windows.
+        after_backward: called with (step, model) between backward and the norm; for fault injection in tests.
+
+    Returns on every rank ``step``, ``loss`` (of the last step), ``skipped_steps`` and ``stopped``.
+    Raises ``Diverged`` when steps stay non-finite.
+    """
+    config = job.training
+    model = build_model(job, mesh)
+    optimizer = build_optimizer(model, config)
+    progress = Progress()
+    if (start := job.start()) is not None:
+        progress = checkpoints.load(start, model, optimizer)
+    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, asdict(job.model))
+    guard = Guard(config.skips_in_a_row, progress.skipped_steps)
+    meter = Meter(mesh)
+    main = dist.get_rank() == 0
+    metrics, evaluations = JsonLines(job.run / "metrics.jsonl"), JsonLines(job.run / "evaluations.jsonl")
+    if main:
+        metrics.cut(progress.step)
+        evaluations.cut(progress.step if progress.step else -1)
+    loss, stopped = float("nan"), False
+
+    def held_out_loss() -> None:
+        if job.held_out:
+            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out)
+            if main:
+                evaluations.append({"step": progress.step, "tokens": progress.tokens, **result})
+
+    if progress.step == 0:
+        held_out_loss()
+    while progress.step < config.steps and not stopped:
+        step = progress.step + 1
+        meter.start()
+        totals = torch.zeros(4, dtype=torch.float64)  # loss, targets, squared norm, ranks that saw a request to stop
+        for _ in range(config.micro_steps(mesh.spec.dp)):
+            with meter.loading():
+                batch = receive(_take(windows, config.micro_batch), mesh, config.context)
+            head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
+            micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head)
+            micro_loss.backward()
+            totals[0] += micro_loss.item() / mesh.spec.tp
+            totals[1] += (batch.targets != IGNORE).sum().item() / mesh.spec.tp
+        if after_backward is not None:
+            after_backward(step, model)
+        gradients = local_gradients(model)
+        totals[2] = squared_norm(gradients)
+        totals[3] = (job.run / STOP_FILE).exists() if main else 0
+        totals = totals.to(mesh.device)
+        dist.all_reduce(totals)
+        loss_sum, targets, squared, stop = totals.tolist()
+
+        # The gradient so far is of the sum of the losses; the one division makes it that of their mean.
+        targets = max(targets, 1.0)
+        loss, norm = loss_sum / targets, squared**0.5 / targets
+        rate = learning_rate(config, step)
+        if torch.isfinite(torch.tensor([loss, norm])).all():
+            clip = min(1.0, config.clip / (norm + 1e-6)) if config.clip else 1.0
+            scale_(gradients, clip / targets)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            guard.good()
+        elif guard.skip(step, first_non_finite(gradients)):
+            saver.finish()
+            if (good := job.start()) is not None:
+                checkpoints.load(good, model, optimizer)
+                log.warning("step %d: weights and optimizer restored from %s", step, good.name)
+        optimizer.zero_grad()
+
+        progress = Progress(step, progress.tokens + round(targets), progress.sequences + config.batch, guard.skipped)
+        if main:
+            metrics.append(_row(progress, loss, norm, rate, targets, meter, mesh))
+        stopped = bool(stop)
+        saver.poll()
+        if step == config.steps or (config.evaluate_every and step % config.evaluate_every == 0):
+            held_out_loss()  # before the save: a run that resumes at this step has its evaluation
+        if step == config.steps or stopped or (job.checkpoint.every and step % job.checkpoint.every == 0):
+            saver.save(progress, model, optimizer)
+    saver.finish()
+    return {"step": progress.step, "loss": loss, "skipped_steps": guard.skipped, "stopped": stopped}
+
+
+def _take(windows: Iterator[Window] | None, count: int) -> list[Window] | None:
+    return [next(windows) for _ in range(count)] if windows is not None else None
+
+
+def _row(progress: Progress, loss: float, norm: float, rate: float, targets: float, meter: Meter, mesh) -> dict:
+    return {
+        "step": progress.step,
+        "tokens": progress.tokens,
+        "loss": loss,
+        "grad_norm": norm,
+        "learning_rate": rate,
+        "tokens_per_second": targets / meter.seconds(),
+        "peak_memory_bytes": peak_memory(mesh.device_type),
+        "loader_wait_seconds": meter.loader_wait,
+        "exposed_comm_seconds": meter.exposed_seconds(),
+        "skipped_steps": progress.skipped_steps,
+    }

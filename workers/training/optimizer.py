@@ -1,0 +1,78 @@
+"""AdamW (Loshchilov & Hutter 2019), its schedule, and the gradient's norm over the whole mesh."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from workers.training.config import TrainingConfig
+
+
+def build_optimizer(model: torch.nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """Fused AdamW; matrices decay, norms and biases do not. Its state exists from the start, so a checkpoint can be loaded into it."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    for parameter in matrices + vectors:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def learning_rate(config: TrainingConfig, step: int) -> float:
+    """The rate of optimizer step ``step`` (the first is 1). A function of the step alone, so there is nothing to restore."""
+    if step <= config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    if config.decay == "constant":
+        return config.learning_rate
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    shape = 1 - progress if config.decay == "linear" else 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    return config.learning_rate * (config.final_ratio + (1 - config.final_ratio) * max(shape, 0.0))
+
+
+def local_gradients(model: torch.nn.Module) -> list[tuple[str, torch.Tensor, int]]:
+    """``(name, this rank's part of the gradient, how many ranks hold that same part)``."""
+    found = []
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        copies = 1
+        if isinstance(gradient, DTensor):
+            sizes = zip(gradient.placements, gradient.device_mesh.shape)
+            copies = math.prod(size for placement, size in sizes if placement.is_replicate())
+            gradient = gradient.to_local()
+        found.append((name, gradient, copies))
+    return found
+
+
+def squared_norm(gradients: list[tuple[str, torch.Tensor, int]]) -> float:
+    """This rank's share of the squared gradient norm: shares of all ranks add up to the square of the true global norm.
+
+    A gradient that is replicated over tensor ranks counts once, not once a rank. The sum is in float64.
+    """
+    held = [(gradient, copies) for _, gradient, copies in gradients if gradient.numel()]
+    norms = torch.stack(torch._foreach_norm([gradient for gradient, _ in held])).double()
+    copies = torch.tensor([copies for _, copies in held], dtype=torch.float64, device=norms.device)
+    return (norms.square() / copies).sum().item()
+
+
+def first_non_finite(gradients: list[tuple[str, torch.Tensor, int]]) -> str | None:
+    """The name of the first parameter, in the model's order, whose gradient is not finite on any rank. A collective."""
+    position = next((i for i, (_, g, _) in enumerate(gradients) if not torch.isfinite(g).all()), len(gradients))
+    device = gradients[0][1].device
+    first = torch.tensor(position, device=device)
+    dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    return gradients[first.item()][0] if first.item() < len(gradients) else None
+
+
+def scale_(gradients: list[tuple[str, torch.Tensor, int]], factor: float) -> None:
+    """Multiply every gradient by ``factor``, in place."""
+    torch._foreach_mul_([gradient for _, gradient, _ in gradients], factor)
