@@ -75,8 +75,8 @@ def ingest() -> None:
 @verbose_option
 def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
     """Ingest source code from files and folders."""
-    from pipelines.config import absolute
     from pipelines.corpus import ingest as corpus
+    from pipelines.paths import absolute
 
     with wrong_input():
         out = absolute(out, "--out")
@@ -88,11 +88,12 @@ def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
         connect(cpus=_cpus(), verbose=verbose)
         with wrong_input(), _bar("ingest") as progress:
             report = corpus.ingest_code(paths, out, tokenizer, progress=progress)
-    skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items()) or "none"
+    skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items())
+    skipped = f"{skipped} (listed in {report.folder}/skipped.jsonl)" if skipped else "nothing"
     how = "unchanged, reused" if report.reused else f"{report.megabytes_per_second:.1f} MB/s, {report.tokens_per_second:,.0f} tokens/s"
     text = (
         f"{report.files:,} files, {report.bytes / 1e6:,.1f} MB, {report.tokens:,} tokens in {report.seconds:.1f} s ({how})\n"
-        f"skipped: {skipped} (listed in {report.folder}/skipped.jsonl)\nstore: {report.folder}"
+        f"skipped: {skipped}\nstore: {report.folder}"
     )
     _answer(as_json, vars(report), text)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 from pathlib import Path
 
 import yaml
@@ -160,14 +159,3 @@ def _first_error(error: ValidationError) -> str:
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     return f"{'.'.join(str(part) for part in first['loc'])} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-def absolute(path: str | os.PathLike, what: str) -> Path:
-    """An absolute path, since workers have working directories of their own.
-
-    Raises ValueError for a relative path inside a Ray job, whose working directory is a copy that goes away with it.
-    """
-    path = Path(path).expanduser()
-    if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        raise ValueError(f"{what} is the relative path {str(path)!r}; inside a Ray job give an absolute path on storage that all nodes share")
-    return path.absolute()

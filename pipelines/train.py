@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Callable
 
 from cluster.launch import Data, check_resources, connect, launch
-from pipelines.config import Config, absolute
+from pipelines.config import Config
 from pipelines.corpus import TokenStore
 from pipelines.corpus.windows import WindowPlan, held_out
+from pipelines.paths import absolute
 from pipelines.tracking import Tracker
 from pipelines.ui import absolute_uri, default_uri
 from workers.mesh import MeshSpec

@@ -72,10 +72,11 @@ def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int) 
         if len(ids) >= budget:
             break
         try:
-            document = [tokenizer.end_of_text, *tokenizer.encode(read_text(path).text).tolist()]
+            text = read_text(path).text
         except Unreadable:
             continue  # not a file that ingest would have kept either
-        if len(document) + len(ids) <= budget:
+        document = [tokenizer.end_of_text, *tokenizer.encode(text).tolist()]
+        if text and len(document) + len(ids) <= budget:
             ids = document + ids
             files.insert(0, _relative(path, repo))
     return Prompt(ids, files, newline)

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import warnings
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,7 +130,9 @@ class Checkpointer:
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Progress:
     """Read a checkpoint into a model (and optimizer) on whatever mesh they are on. A collective when distributed."""
     state = training_state(model, optimizer)
-    dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
+    with warnings.catch_warnings():  # on one process torch warns that there are no others
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
     if optimizer is not None:
         torch.set_rng_state(state["random"])
     return read_progress(path)

@@ -1,0 +1,48 @@
+# `make run`: set-up and the main job. `make test`: set-up and the tests. Nothing else is needed first but Python 3.10+ and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+STDLIB := $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('stdlib'))")
+RUN := runs/tiny-$(shell date +%Y%m%d-%H%M%S)
+# Ray's workers find the packages of this checkout through the editable install, MLflow through the run folder.
+export PYTHONUNBUFFERED := 1
+
+.PHONY: setup run test bench lint ui clean chromium
+
+setup: $(READY)
+
+$(READY): setup.py constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 10) else 'Ringspan needs Python 3.10 or newer')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+# Read the standard library of this Python, train on it with a ring of two, complete one line of it.
+run: setup
+	$(BIN)/ringspan ingest code $(STDLIB) --out corpora/python-stdlib
+	$(BIN)/ringspan train code_completion/tiny --set corpus.store=corpora/python-stdlib --out $(RUN)
+	@echo && echo "One completion: the model goes on after 'def ' in json/decoder.py, line 20"
+	$(BIN)/ringspan complete --checkpoint $(RUN) --repo $(STDLIB)/json --at decoder.py:20:1 --max-tokens 60
+	@echo && echo "Look at the run: $(BIN)/ringspan ui --runs runs"
+
+test: setup chromium
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest
+
+# The page tests drive Debian's browser. Where it cannot be installed they say so (and fail under CI).
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	&& apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
+	|| echo "no chromium: the page tests will be skipped; install it with your package manager"
+
+bench: setup
+	$(BIN)/python -m tests.benchmarks.bench_training
+	$(BIN)/python -m tests.benchmarks.bench_memory
+	$(BIN)/python -m tests.benchmarks.bench_ingest
+	$(BIN)/python -m tests.benchmarks.bench_stream
+
+ui: setup
+	$(BIN)/ringspan ui --runs runs
+
+clean:
+	rm -rf .venv corpora runs
