@@ -27,14 +27,11 @@ from collections import deque
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import yaml
 
 from pipelines.report import Tail, TrackerInfo, clean_key, evaluation_points, flatten, last_step, step_points
-from pipelines.ui import absolute_uri, default_uri, public_uri
-
-__all__ = ["GitRevision", "Tracker", "TrackerInfo", "default_uri", "git_revision", "send"]
+from pipelines.ui import absolute_uri, default_uri, public_uri  # noqa: F401  default_uri belongs to this module's interface
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +43,8 @@ SYSTEM_SAMPLES_KEPT = 1000  # ~3 h of an outage; older ones are dropped, and cou
 BATCH = 1000  # MLflow's limit of metrics a request
 
 
-class GitRevision(NamedTuple):
-    """The commit of a working tree, and whether tracked files differ from it."""
-
-    commit: str
-    dirty: bool
-
-
-def git_revision(folder: Path | None = None) -> GitRevision | None:
-    """The revision of `folder` (default: the working directory); None outside git, without git or before a first commit.
+def git_revision(folder: Path | None = None) -> tuple[str, bool] | None:
+    """The commit of `folder` (default: the working directory) and whether it is dirty; None where there is no git or no commit.
 
     Untracked files don't count as dirty: run folders and corpora are untracked by design.
     """
@@ -65,7 +55,7 @@ def git_revision(folder: Path | None = None) -> GitRevision | None:
         except (FileNotFoundError, subprocess.SubprocessError) as error:
             logger.info("no git revision on record: %s", error)
             return None
-    return GitRevision(answers[0], bool(answers[1]))
+    return answers[0], bool(answers[1])
 
 
 class _Record:
@@ -167,17 +157,19 @@ class _Writer:
         self._send_tags()
         more = self._send_lines()
         self._send_artifacts()
-        if not more and self.record.state["status"] != "RUNNING":
-            self._send_status()
+        state = self.record.state
+        if not more and state["status"] not in ("RUNNING", state["status_sent"]):
+            self.client.set_terminated(self.run_id, state["status"], state["ended"])
+            self.record.update(status_sent=state["status"])
         self.record.save()
         return more
 
     def _import_mlflow(self) -> None:
-        # ~3 CPU seconds, so here and not at the top. It must not call home from a training cluster, and its retries
-        # must not add up to the four minutes of its defaults: this file retries by itself.
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        # ~3 CPU seconds, so here and not at the top. It must not call home from a training cluster nor write to stdout, and
+        # its retries must not add up to the four minutes of its defaults: this file retries by itself.
+        for name, value in (("MLFLOW_DISABLE_TELEMETRY", "true"), ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
+                            ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"), ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")):
+            os.environ.setdefault(name, value)
         import mlflow
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -210,22 +202,21 @@ class _Writer:
                 self.record.update(**self.record.nothing_sent())
         if state["run_id"] is None:
             experiment_id = self._experiment()
-            if not (runs := self._own_runs(experiment_id)):
+            own = f"tags.`ringspan.record` = '{state['key']}'"
+            if not (runs := self.client.search_runs([experiment_id], own)):
                 self.client.create_run(experiment_id, start_time=state["started"], run_name=state["run_name"], tags={"ringspan.record": state["key"]})
-                runs = self._own_runs(experiment_id)
+                runs = self.client.search_runs([experiment_id], own)
             for surplus in runs[1:]:  # left by requests that were carried out although their answer came too late
                 self.client.delete_run(surplus.info.run_id)
             self.record.update(run_id=runs[0].info.run_id, experiment_id=experiment_id)
-        run_id = state["run_id"]
         # The process before this one may have died between a request and its note: the server knows better.
         for name, key in (("metrics", "loss"), ("evaluations", "heldout/loss")):
-            sent = max((metric.step for metric in self.client.get_metric_history(run_id, key)), default=-1)
+            sent = max((metric.step for metric in self.client.get_metric_history(state["run_id"], key)), default=-1)
             self.record.update(**{f"{name}_sent": sent})
             self._tails[name] = Tail(self.record.path.parent / f"{name}.jsonl", after=sent)
         if state["status"] == "RUNNING":
-            self.client.update_run(run_id, status="RUNNING", name=state["run_name"])
-        self.record.save()
-        self.run_id = run_id
+            self.client.update_run(state["run_id"], status="RUNNING", name=state["run_name"])
+        self.run_id = state["run_id"]
 
     def _experiment(self) -> str:
         name = self.record.state["experiment"]
@@ -240,9 +231,6 @@ class _Writer:
                     raise
                 found = self.client.get_experiment_by_name(name)  # another run of ours was quicker
         return found.experiment_id
-
-    def _own_runs(self, experiment_id: str) -> list:
-        return self.client.search_runs([experiment_id], f"tags.`ringspan.record` = '{self.record.state['key']}'")
 
     def _send_params(self) -> None:
         if self.record.state["params_sent"]:
@@ -296,21 +284,15 @@ class _Writer:
             self.record.unsent.set()
             raise
 
-    def _send_status(self) -> None:
-        state = self.record.state
-        if state["status_sent"] != state["status"]:
-            self.client.set_terminated(self.run_id, state["status"], state["ended"])
-            self.record.update(status_sent=state["status"])
-
 
 class Tracker:
     """Mirrors a run folder into MLflow from the background; nothing here waits for a server or raises because of one.
 
     1. `start` writes what is to be recorded into the folder and returns.
-    2. `on_step` and `on_evaluation` get every new line once, from the reader thread; an exception in them is logged. A resumed
-       run doesn't show again what its folder already held.
-    3. Metrics, parameters, tags and artifacts reach the server about a second later, or when it is back. An outage is one
-       warning, its end another. System metrics are those of the machine that runs the driver.
+    2. `on_step` and `on_evaluation` get every new line once, from the reader thread; what they raise is logged. A resumed run
+       doesn't show again what its folder already held.
+    3. All else reaches the server about a second later, or when it is back. An outage is one warning, its end another.
+       System metrics are those of the driver's machine.
     4. `close` waits a stated time for the rest and says what is left. `send`, or resuming the run, records it later.
 
     A line may carry `time` (Unix seconds); without it a metric's wall-clock time is the moment it was first sent.
@@ -409,12 +391,15 @@ class Tracker:
                 return
 
     def _write(self) -> None:
+        try:
+            self._record.tag("ringspan.version", metadata.version("ringspan"))
+        except metadata.PackageNotFoundError:
+            self._record.tag("ringspan.version", "not installed")
         revision = git_revision()
-        self._record.tag("ringspan.version", _version())
         if revision is not None:
-            self._record.tag("git.dirty", str(revision.dirty))
+            self._record.tag("git.dirty", str(revision[1]))
             for key in ("git.revision", "mlflow.source.git.commit"):  # the second is where MLflow's own pages look
-                self._record.tag(key, revision.commit)
+                self._record.tag(key, revision[0])
         writer, backoff, away_since = _Writer(self._record, self._uri, system_metrics=True), 1.0, None
         while not self._abandoned.is_set():
             last_round = self._closing.is_set()  # asked before the push, so that a last push sees the whole files
@@ -460,13 +445,6 @@ def send(run_dir: Path, uri: str | None = None) -> TrackerInfo:
         return record.info()
     finally:
         record.close()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("ringspan")
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _first_line(error: Exception) -> str:

@@ -177,7 +177,7 @@ def test_a_resumed_run_goes_on_in_the_same_record(client, uri, run_dir, caplog):
 
 def test_runs_left_by_requests_answered_too_late_are_adopted(client, uri, run_dir):
     tracker = Tracker(run_dir, uri, "late", "late")
-    experiment = client.create_experiment("late")
+    experiment = client.create_experiment("late", artifact_location=run_dir.as_uri())
     record = {"uri": uri, "experiment": "late", "run_name": "late", "key": "k1", "run_id": None, "experiment_id": None, "metrics_sent": -1,
               "evaluations_sent": -1, "params_sent": False, "tags_sent": {}, "artifacts_sent": {}, "status_sent": None, "system_samples": 0}
     (run_dir / "tracking.json").write_text(json.dumps(record))
@@ -213,7 +213,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_a_server_that_comes_late_loses_nothing_and_delays_nothing(tmp_path, run_dir, caplog):
+def test_a_server_that_comes_late_loses_nothing_and_delays_nothing(tmp_path, run_dir, caplog, capfd):
     from mlflow import MlflowClient
 
     port, shown = free_port(), {}
@@ -254,6 +254,7 @@ def test_a_server_that_comes_late_loses_nothing_and_delays_nothing(tmp_path, run
     assert all(shown[step] - written[step] < 2 for step in written)  # a step's line never waits for the server
     warnings = [record.message for record in caplog.records if record.name == "pipelines.tracking" and record.levelno == logging.WARNING]
     assert len(warnings) == 2 and "takes nothing" in warnings[0] and "is back after" in warnings[1]
+    assert capfd.readouterr().out == ""  # stdout belongs to the command: MLflow likes to write addresses there
 
 
 def _healthy(address: str) -> bool:
@@ -322,10 +323,10 @@ def test_the_revision_of_a_working_tree(tmp_path):
     git("add", "a")
     git("commit", "-m", "one")
     (tmp_path / "untracked").write_text("1")
-    clean = git_revision(tmp_path)
-    assert re.fullmatch("[0-9a-f]{40}", clean.commit) and clean.dirty is False
+    commit, dirty = git_revision(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", commit) and dirty is False
     (tmp_path / "a").write_text("2")
-    assert git_revision(tmp_path) == (clean.commit, True)
+    assert git_revision(tmp_path) == (commit, True)
 
 
 def test_keys():
