@@ -327,7 +327,8 @@ def _check_replaceable(out: Path) -> None:
     if not out.is_dir():
         raise ValueError(f"{out} is a file; name a folder for the token store")
     ours = {MANIFEST, SKIPPED, FILE_NAME, _RECORD}
-    foreign = sorted(n for n in os.listdir(out) if n not in ours and not (n.startswith("shard-") and n.endswith(".arrow")))
+    names = set(os.listdir(out)) - ours
+    foreign = sorted(name for name in names if not (name.startswith("shard-") and name.endswith(".arrow")))
     if foreign:
         raise ValueError(f"{out} holds {foreign[0]!r}, which is no part of a token store; choose another folder")
 

@@ -331,7 +331,7 @@ def _by_cookie(data: bytes, declared: str) -> str:
         same = text.encode(declared) == data
         text.encode("utf-8")  # some codecs give lone surrogates, which no tokenizer takes
     except LookupError as error:
-        raise Unreadable(f"undecodable: the coding cookie names {declared!r}, not a text encoding known here") from error
+        raise Unreadable(f"undecodable: the coding cookie names {declared!r}, no text encoding here") from error
     except ValueError as error:
         raise Unreadable(f"undecodable: not {declared}, which the coding cookie declares ({error})") from error
     if not same:

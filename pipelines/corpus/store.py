@@ -177,7 +177,8 @@ class TokenStore:
         self.tokens = int(self.lengths.sum())
         for field, found in (("documents", len(self.lengths)), ("tokens", self.tokens)):
             if self.manifest[field] != found:
-                raise StoreError(f"{self.folder / MANIFEST}: says {self.manifest[field]:,} {field}, its shards hold {found:,}")
+                said = self.manifest[field]
+                raise StoreError(f"{self.folder / MANIFEST}: says {said:,} {field}, its shards hold {found:,}")
 
     def __reduce__(self):
         return TokenStore.open, (str(self.folder),)
@@ -199,7 +200,7 @@ class TokenStore:
         return self._cell("source", i)
 
     def encoding(self, i: int) -> str:
-        """The codec that turned `source(i)` into text; as Python names it; `utf-8-sig` and `utf-16` take a byte order mark off."""
+        """The codec that turns `source(i)` into text; `utf-8-sig` and `utf-16` take a byte order mark off."""
         return self._cell("encoding", i)
 
     def licence(self, i: int) -> str | None:
@@ -207,7 +208,7 @@ class TokenStore:
         return self._cell("licence", i)
 
     def text(self, i: int) -> str:
-        """The text of document i as it was encoded: its line ends and form feeds kept, a byte order mark not part of it."""
+        """The text of document i as it was encoded: line ends and form feeds kept, without a byte order mark."""
         return self.source(i).decode(self.encoding(i))
 
     @cached_property
@@ -260,11 +261,13 @@ class TokenStore:
             raise StoreError(f"{path}: not a readable Arrow file ({' '.join(str(error).split())})") from error
         expected = _schema(_dtype(self.vocab_size), self.manifest["tokenizer"]["fingerprint"], index)
         if not reader.schema.equals(expected):
-            raise StoreError(f"{path}: columns {reader.schema.names} or token type differ from schema version {SCHEMA_VERSION}")
+            columns = ", ".join(reader.schema.names)
+            raise StoreError(f"{path}: columns {columns} or their types are not of schema version {SCHEMA_VERSION}")
         for key, value in expected.metadata.items():
             found = (reader.schema.metadata or {}).get(key)
             if found != value:
-                raise StoreError(f"{path}: written as {key.decode()} {(found or b'?').decode()}, expected {value.decode()}")
+                found = (found or b"?").decode()
+                raise StoreError(f"{path}: written as {key.decode()} {found}, expected {value.decode()}")
         documents = sum(batch.num_rows for batch in batches)
         offsets = [batch.column("tokens").offsets for batch in batches]
         tokens = sum(o[-1].as_py() - o[0].as_py() for o in offsets)

@@ -259,6 +259,6 @@ def _checked(documents: np.ndarray, count: int) -> np.ndarray:
 def _rebuild(folder, fingerprint, context, overlap, seed, documents, positions) -> WindowPlan:
     store = TokenStore.open(folder)
     if store.fingerprint != fingerprint:
-        raise ValueError(f"{folder} changed since the windows were planned: {fingerprint} then, {store.fingerprint} now")
+        raise ValueError(f"{folder} changed since the windows were planned: was {fingerprint}, is {store.fingerprint}")
     documents = None if documents is None else np.frombuffer(documents, np.int64)
     return WindowPlan(store, context, overlap, seed, documents, positions)

@@ -37,7 +37,8 @@ def reason(data: bytes, name: str = "x.py") -> str:
 
 
 def test_sorted_named_by_root_and_everything_else_listed(tmp_path):
-    root = tree(tmp_path / "repo", {"b.py": "b", "a/z.c": "", "a-b/x.rs": "x", "Makefile": "m", "logo.png": "p", "data": "d"})
+    files = {"b.py": "b", "a/z.c": "", "a-b/x.rs": "x", "Makefile": "m", "logo.png": "p", "data": "d"}
+    root = tree(tmp_path / "repo", files)
     found = find_code([root])
     assert names(found) == ["repo/Makefile", "repo/a-b/x.rs", "repo/a/z.c", "repo/b.py"]
     file = found[0][2]
@@ -202,7 +203,8 @@ def test_ignored_as_git_ignores(tmp_path_factory, rules, newline):
 
 
 def test_an_ignored_folder_is_listed_with_the_file_that_says_so(tmp_path):
-    root = tree(tmp_path / "r", {"a.py": "", "s/.gitignore": b"\xef\xbb\xbfbuild/\n!keep.py\n*.py", "s/build/x.py": "", "s/b.py": "", "s/keep.py": ""})
+    root = tree(tmp_path / "r", {"a.py": "", "s/build/x.py": "", "s/b.py": "", "s/keep.py": ""})
+    tree(root, {"s/.gitignore": b"\xef\xbb\xbfbuild/\n!keep.py\n*.py"})
     found = find_code([root])
     assert names(found) == ["r/a.py"]
     assert {p: r for p, r in reasons(found).items() if r.startswith("ignored")} == {

@@ -2,6 +2,7 @@ import argparse
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from pipelines.corpus.tokenizer import (
-    _PIECE_CHARACTERS,
     SPECIAL,
     ByteTokenizer,
     LibraryTokenizer,
@@ -121,14 +121,41 @@ def test_trained_size_is_exact_and_merges_help(bpe):
         train_bpe(iter(CORPUS), 100)
 
 
-def test_long_text_is_encoded_in_pieces_with_the_same_ids_and_offsets(bpe):
-    line = "    value = add(first,  second)\r\n\n\n\tnaïve(x);\n  else\r\n  \n"
-    text = line * (3 * _PIECE_CHARACTERS // len(line))
-    assert len(list(bpe._pieces(text))) > 2
-    whole = bpe._library.encode(text, add_special_tokens=False)
-    ids, offsets = bpe.encode_with_offsets(text)
-    assert whole.ids == ids.tolist() == bpe.encode(text).tolist()
+# How published byte-level tokenizers split text before they merge: GPT-2, cl100k (Llama 3, Qwen), o200k.
+PATTERNS = {
+    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "cl100k": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+@pytest.mark.parametrize("pattern", [None, *PATTERNS])
+def test_long_text_is_encoded_in_pieces_with_the_same_ids_and_offsets(bpe, pattern, monkeypatch):
+    tokenizer = bpe
+    if pattern:
+        tree = json.loads(bpe._document)
+        split = {"type": "Split", "pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": False}
+        level = {**tree["pre_tokenizer"], "use_regex": False}
+        tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+        tokenizer = LibraryTokenizer(json.dumps(tree), pattern)
+    monkeypatch.setattr("pipelines.corpus.tokenizer._PIECE_CHARACTERS", 10)
+    line = "    it's = add(first1,  second)\r\n\n\n\tnaïve(x);\n  else\r\n  \n{1234,5678}//we'll\n\n"
+    text = line * 50 + CORPUS[0][:60_000]
+    assert len(list(tokenizer._pieces(text))) > 3000
+    whole = tokenizer._library.encode(text, add_special_tokens=False)
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    assert whole.ids == ids.tolist() == tokenizer.encode(text).tolist()
     assert whole.offsets == list(map(tuple, offsets.tolist()))
+
+
+def test_a_long_generated_header_is_encoded_in_bounded_memory(bpe):  # C5
+    text = "int a;\n" * 600_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(bpe.encode(text)) > 600_000
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 200 << 10  # KiB; 600 MB in one call
 
 
 def test_foreign_file_gets_the_missing_control_tokens_and_nothing_around_the_text(bpe, tmp_path):
