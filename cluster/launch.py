@@ -6,6 +6,7 @@ from the latest whole one. Ray Train's own reports are not used: each is a barri
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -53,20 +54,25 @@ class Data:
     held_out_windows: int = 0
 
 
-def connect(cpus: int, verbose: bool = False) -> None:
-    """Join the cluster that RAY_ADDRESS (or the surrounding Ray job) names, else start a local Ray with ``cpus`` logical CPUs."""
-    if ray.is_initialized():
-        return
+@contextlib.contextmanager
+def connected(cpus: int, verbose: bool = False):
+    """Inside, this process is a driver of the cluster that RAY_ADDRESS (or the surrounding Ray job) names, else of a local Ray
+    with ``cpus`` logical CPUs that ends with it. ``verbose`` shows the logs of Ray and its workers.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # A worker group that has to import torch on a busy laptop needs more than Ray's minute.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
     common = dict(log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**common)
-    else:
-        ray.init(num_cpus=cpus, include_dashboard=False, **common)
+    else:  # "local": a head that happens to run on this machine is somebody else's until RAY_ADDRESS says otherwise
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **common)
     if not verbose:
         logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def check_resources(mesh: MeshSpec, config: ClusterConfig) -> None:

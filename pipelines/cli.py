@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -39,16 +40,30 @@ def wrong_input():
         raise Stop(str(error), WRONG_INPUT) from error
 
 
-def _answer(as_json: bool, value: dict, text) -> None:
+def _answer(as_json: bool, value: dict, text, stdout=None) -> None:
     """The result: one JSON object as the last line of stdout, or ``text`` (a string or a rich renderable)."""
     if as_json:
-        click.echo(json.dumps(value))
+        click.echo(json.dumps(value), file=stdout)
     elif isinstance(text, str):
-        click.echo(text)
+        click.echo(text, file=stdout)
     else:
         from rich.console import Console
 
-        Console().print(text)
+        Console(file=stdout).print(text)
+
+
+@contextlib.contextmanager
+def _stdout_for_the_answer():
+    """Yields the real stdout, while everything else that writes there, as Ray's processes and log streams do, goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), os.fdopen(os.dup(kept), "w") as stdout:
+            yield stdout
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
@@ -83,10 +98,9 @@ def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
         paths = [absolute(path, "PATH") for path in paths]
         report = corpus.reusable(paths, out, tokenizer)
     if report is None:
-        from cluster.launch import connect
+        from cluster.launch import connected
 
-        connect(cpus=_cpus(), verbose=verbose)
-        with wrong_input(), _bar("ingest") as progress:
+        with _stdout_for_the_answer(), connected(cpus=_cpus(), verbose=verbose), wrong_input(), _bar("ingest") as progress:
             report = corpus.ingest_code(paths, out, tokenizer, progress=progress)
     skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items())
     skipped = f"{skipped} (listed in {report.folder}/skipped.jsonl)" if skipped else "nothing"
@@ -120,7 +134,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         prepared = prepare(config, Path(out or default), Path(resume) if resume else None)
     run = prepared.job.run
     click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
-    with _stop_signals() as stop:
+    with _stop_signals() as stop, _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
                 prepared, stop=stop, verbose=verbose,
@@ -131,10 +145,11 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
             raise Stop(str(error), FAILED) from error
         except ValueError as error:  # the cluster is too small for the mesh
             raise Stop(str(error), WRONG_INPUT) from error
-    if result["stopped"]:
-        raise Stop(f"stopped after step {result['step']}, which is saved; go on with: ringspan train --resume {run}", FAILED)
-    evaluations = report.read_rows(run / "evaluations.jsonl") if (run / "evaluations.jsonl").exists() else []
-    _answer(as_json, {**result, "run": str(run), "tracking_uri": prepared.uri, "evaluations": evaluations}, report.closing_report(run, tracker.info))
+        if result["stopped"]:
+            raise Stop(f"stopped after step {result['step']}, which is saved; go on with: ringspan train --resume {run}", FAILED)
+        evaluations = report.read_rows(run / "evaluations.jsonl") if (run / "evaluations.jsonl").exists() else []
+        value = {**result, "run": str(run), "tracking_uri": prepared.uri, "evaluations": evaluations}
+        _answer(as_json, value, report.closing_report(run, tracker.info), stdout)
 
 
 @main.command(epilog="Example: ringspan complete --checkpoint runs/first --repo ~/src/project --at src/parser.py:120:9")
@@ -187,8 +202,6 @@ def ui(runs, port, host) -> None:
 
 
 def _cpus() -> int:
-    import os
-
     return max(2, os.cpu_count() or 1)
 
 

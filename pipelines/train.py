@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from cluster.launch import Data, check_resources, connect, launch
+from cluster.launch import Data, check_resources, connected, launch
 from pipelines.config import Config
 from pipelines.corpus import TokenStore
 from pipelines.corpus.windows import WindowPlan, held_out
@@ -64,29 +64,35 @@ def execute(
     """Train. Returns the last step's figures and the closed tracker. Raises RunFailed; ValueError when the cluster is too small."""
     from pipelines.report import loss_by_position_figure, loss_figure, read_rows
 
-    job, run = prepared.job, prepared.job.run
-    connect(cpus=prepared.mesh.world * prepared.config.cluster.cpus_per_worker + 4, verbose=verbose)
-    check_resources(prepared.mesh, prepared.config.cluster)
+    job, run, config = prepared.job, prepared.job.run, prepared.config
+    with connected(cpus=prepared.mesh.world * config.cluster.cpus_per_worker + 4, verbose=verbose):
+        check_resources(prepared.mesh, config.cluster)
+        corpus = _write_run_folder(prepared)
+        tracker = Tracker(run, prepared.uri, config.tracking.experiment, run.name, on_step=on_step, on_evaluation=on_evaluation)
+        tracker.start(config.model_dump(), {f"corpus.{key}": value for key, value in corpus.items()})
+        status = "FAILED"
+        try:
+            result = launch(job, prepared.mesh, prepared.data, config.cluster, stop)
+            status = "KILLED" if result["stopped"] else "FINISHED"
+            tracker.log_figure(loss_figure(read_rows(run / "metrics.jsonl")), "loss.png")
+            if (run / "evaluations.jsonl").exists():
+                tracker.log_figure(loss_by_position_figure(read_rows(run / "evaluations.jsonl")), "loss_by_position.png")
+            if (latest := checkpoints.latest(job.checkpoint_folder)) is not None:
+                tracker.set_tag("checkpoint", str(latest))
+            return result, tracker
+        finally:
+            tracker.close(status)
+
+
+def _write_run_folder(prepared: Prepared) -> dict[str, str]:
+    """What a run folder says of its origin: config.yaml, the tokenizer, corpus.json (returned)."""
+    run, store = prepared.job.run, prepared.store
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(prepared.config.to_yaml(), encoding="utf-8")
-    prepared.store.tokenizer.save(run)
-    corpus = {"store": str(prepared.store.folder), "fingerprint": prepared.store.fingerprint, "tokenizer": prepared.store.tokenizer.fingerprint}
+    store.tokenizer.save(run)
+    corpus = {"store": str(store.folder), "fingerprint": store.fingerprint, "tokenizer": store.tokenizer.fingerprint}
     (run / "corpus.json").write_text(json.dumps(corpus, indent=1), encoding="utf-8")
-
-    tracker = Tracker(run, prepared.uri, prepared.config.tracking.experiment, run.name, on_step=on_step, on_evaluation=on_evaluation)
-    tracker.start(prepared.config.model_dump(), {f"corpus.{key}": value for key, value in corpus.items()})
-    status = "FAILED"
-    try:
-        result = launch(job, prepared.mesh, prepared.data, prepared.config.cluster, stop)
-        status = "KILLED" if result["stopped"] else "FINISHED"
-        tracker.log_figure(loss_figure(read_rows(run / "metrics.jsonl")), "loss.png")
-        if (run / "evaluations.jsonl").exists():
-            tracker.log_figure(loss_by_position_figure(read_rows(run / "evaluations.jsonl")), "loss_by_position.png")
-        if (latest := checkpoints.latest(job.checkpoint_folder)) is not None:
-            tracker.set_tag("checkpoint", str(latest))
-        return result, tracker
-    finally:
-        tracker.close(status)
+    return corpus
 
 
 def _model_for(model: ModelConfig, store: TokenStore) -> ModelConfig:

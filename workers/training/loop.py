@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -101,7 +102,7 @@ def train(
         if job.held_out:
             result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out)
             if main:
-                evaluations.append({"step": progress.step, "tokens": progress.tokens, **result})
+                evaluations.append({"step": progress.step, "time": time.time(), "tokens": progress.tokens, **result})
 
     if progress.step == 0:
         held_out_loss()
@@ -164,6 +165,7 @@ def _take(windows: Iterator[Window] | None, count: int) -> list[Window] | None:
 def _row(progress: Progress, loss: float, norm: float, rate: float, targets: float, meter: Meter, mesh) -> dict:
     return {
         "step": progress.step,
+        "time": time.time(),
         "tokens": progress.tokens,
         "loss": loss,
         "grad_norm": norm,

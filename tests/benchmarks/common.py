@@ -1,0 +1,177 @@
+"""Ranks for the training benchmarks: fresh processes that run the project's own ``train``, and what each of them used.
+
+A rank is ``python -m tests.benchmarks.common BODY ARGUMENTS``: a new interpreter for every measurement, because a peak
+resident size is of a process and never falls. One thread each, gloo between them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from workers.mesh import MeshSpec
+from workers.model import ModelConfig
+from workers.model.decoder import set_parameter
+from workers.training.checkpoint import Checkpointer, Progress, latest
+from workers.training.config import CheckpointConfig, TrainingConfig
+from workers.training.loop import Job, build_model, train
+from workers.training.optimizer import build_optimizer
+from workers.training.window import Window
+
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = ROOT.parent / "shared" / "peers"
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+TIMEOUT = 1800  # seconds for one measurement
+
+
+class MeasurementFailed(RuntimeError):
+    """A process of a measurement ended badly, or not in time."""
+
+
+def launch(body: str, ranks: int, timeout: float = TIMEOUT, **arguments) -> list:
+    """Run ``BODIES[body](**arguments)`` on fresh processes, and return what each rank's call returned, by rank.
+
+    Raises MeasurementFailed with a rank's last words when it fails or ``timeout`` seconds pass; the others are ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.benchmarks.common", body, json.dumps(arguments)]
+        processes, logs = [], []
+        for rank in range(ranks):
+            logs.append((Path(folder) / f"{rank}.out", Path(folder) / f"{rank}.err"))
+            environment = {**ONE_THREAD, "RANK": str(rank), "WORLD_SIZE": str(ranks), "STORE": f"{folder}/store"}
+            with open(logs[rank][0], "w") as out, open(logs[rank][1], "w") as err:
+                processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))
+        try:
+            _wait(processes, logs, time.monotonic() + timeout, body)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [json.loads(out.read_text().splitlines()[-1]) for out, _ in logs]
+
+
+def _wait(processes, logs, deadline: float, body: str) -> None:
+    while any(process.poll() is None for process in processes):
+        for rank, process in enumerate(processes):
+            if process.poll():
+                raise MeasurementFailed(f"{body}: rank {rank} exited {process.returncode}:\n{logs[rank][1].read_text()[-2000:]}")
+        if time.monotonic() > deadline:
+            raise MeasurementFailed(f"{body}: not done in time")
+        time.sleep(0.05)
+    for rank, process in enumerate(processes):
+        if process.returncode:
+            raise MeasurementFailed(f"{body}: rank {rank} exited {process.returncode}:\n{logs[rank][1].read_text()[-2000:]}")
+
+
+def peak_resident_bytes() -> int:
+    """This process's own peak. ``ru_maxrss`` would start at the peak of the parent that started it."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def upper_median(values: list[float]) -> float:
+    """The middle value, the upper one of two: what the peers' meter prints."""
+    return sorted(values)[len(values) // 2]
+
+
+def peers_module(folder: Path):
+    """``common.py`` of the peers' folder. Loaded by path: its name is this file's."""
+    spec = importlib.util.spec_from_file_location("peers_common", folder / "common.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def peers_arguments(model: ModelConfig, context: int) -> Namespace:
+    """The sizes as the peers' functions want them."""
+    return Namespace(
+        seq=context, dim=model.dim, heads=model.heads, kv=model.kv_heads, layers=model.layers, ffn=model.ffn_dim, vocab=model.vocab_size
+    )
+
+
+def _peers_windows(folder: Path, model: ModelConfig, context: int):
+    module, sizes = peers_module(folder), peers_arguments(model, context)
+    number = 0
+    while True:
+        row = module.batch(sizes, number)[0].to(torch.int32).numpy()
+        yield _one_document(number, row)
+        number += 1
+
+
+def _random_windows(model: ModelConfig, context: int):
+    generator, number = np.random.default_rng(0), 0
+    while True:
+        yield _one_document(number, generator.integers(0, model.vocab_size, context + 1, dtype=np.int32))
+        number += 1
+
+
+def _one_document(number: int, row: np.ndarray) -> Window:
+    context = len(row) - 1
+    return Window(number, row[:-1], row[1:], np.arange(context), np.zeros(context, dtype=np.int32))
+
+
+def write_start(model: dict, peers: str, run: str) -> str:
+    """Body of one rank: write the peers' weights as the checkpoint of a run at step 0; returns its path."""
+    config, mesh = ModelConfig(**model), MeshSpec().build("cpu")
+    job = Job(config, TrainingConfig(), CheckpointConfig(), Path(run))
+    decoder = build_model(job, mesh)
+    weights = peers_module(Path(peers)).hf_weights(peers_arguments(config, 0))
+    for name, parameter in decoder.named_parameters():
+        set_parameter(parameter, weights.pop(name if name.startswith("lm_head") else f"model.{name}"))
+    assert not weights, f"weights that the model has no place for: {sorted(weights)}"
+    saver = Checkpointer(job.checkpoint_folder, 1, asdict(config))
+    saver.save(Progress(), decoder, build_optimizer(decoder, config=job.training))
+    saver.finish()
+    return str(latest(job.checkpoint_folder))
+
+
+def training_run(model: dict, training: dict, mesh: dict, run: str, start: str | None = None, peers: str | None = None) -> dict:
+    """Body of each rank: ``train`` on the peers' tokens, or on random ones.
+
+    Returns ``cpu_seconds`` of the middle step and ``peak_bytes``. Steps are measured from one backward's end to the next:
+    a whole step, and not the checkpoint after the last. The peak is read after the last backward for the same reason:
+    it is that of training, and the peers write no checkpoint.
+    """
+    config, settings, built = ModelConfig(**model), TrainingConfig(**training), MeshSpec(**mesh).build("cpu")
+    job = Job(config, settings, CheckpointConfig(every=0), Path(run), resume=Path(start) if start else None)
+    seconds, peaks = [], []
+
+    def after_backward(step, _):
+        seconds.append(time.process_time())
+        peaks.append(peak_resident_bytes())
+
+    windows = None
+    if built.is_leader:
+        windows = _peers_windows(Path(peers), config, settings.context) if peers else _random_windows(config, settings.context)
+    train(job, built, windows, after_backward=after_backward)
+    steps = [after - before for before, after in zip(seconds, seconds[1:])]
+    return {"cpu_seconds": upper_median(steps) if steps else None, "peak_bytes": peaks[-1]}
+
+
+BODIES = {"write_start": write_start, "training_run": training_run}
+
+
+def _rank_main(body: str, arguments: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{os.environ['STORE']}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
+    result = BODIES[body](**json.loads(arguments))
+    dist.destroy_process_group()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    _rank_main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""The stream: every sequence reaches its data-parallel group, in order, from any position, in bounded memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import ray
+
+from cluster import feed
+from workers.training.window import IGNORE, Window
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+CONTEXT = 64
+
+
+class Numbers:
+    """A reader whose windows say their number."""
+
+    def read(self, number: int) -> Window:
+        values = np.full(CONTEXT, number, dtype=np.int32)
+        return Window(number, values, values, values.astype(np.int64), values)
+
+
+@ray.remote(num_cpus=0)
+class Group:
+    """What a data-parallel group's leader does with its split."""
+
+    def read(self, split, first: int, dp: int):
+        return [(w.number, int(w.tokens[0]), int(w.targets[0]), w.positions.dtype.name, len(w.tokens)) for w in feed.windows(split, first, dp)]
+
+    def read_twice(self, split, rank: int, dp: int):
+        start = feed.fresh(split, rank, dp)
+        return [[w.number for w in start()] for _ in range(2)]
+
+
+def splits(first: int, stop: int, dp: int, ranks_per_group: int = 1, limit: int | None = None):
+    config = feed.MeshDataConfig(dp, ranks_per_group, CONTEXT)
+    data = feed.dataset(Numbers(), CONTEXT, first, stop, limit)
+    return [rank["train"] for rank in config.configure({"train": data}, dp * ranks_per_group, None, None)]
+
+
+@pytest.mark.parametrize("dp", [1, 2, 3])
+def test_sequence_g_goes_to_group_g_modulo_dp(dp):
+    first, stop = 6, 6 + 30 * dp + 6 * dp * feed.WINDOWS_PER_TASK // 6  # several read tasks
+    readers = [Group.remote() for _ in range(dp)]
+    got = ray.get([r.read.remote(split, first + rank, dp) for rank, (r, split) in enumerate(zip(readers, splits(first, stop, dp)))])
+    for rank, rows in enumerate(got):
+        assert rows == [(g, g, g, "int64", CONTEXT) for g in range(first + rank, stop, dp)]
+
+
+def test_only_leaders_hold_a_split():
+    assert [split is not None for split in splits(0, 4, dp=2, ranks_per_group=3)] == [True, False, False, True, False, False]
+
+
+def test_held_out_windows_beyond_the_last_are_blank_and_a_pass_can_be_repeated():
+    readers = [Group.remote() for _ in range(2)]
+    parts = splits(0, 6, dp=2, limit=5)
+    assert ray.get([r.read_twice.remote(p, rank, 2) for rank, (r, p) in enumerate(zip(readers, parts))]) == [[[0, 2, 4]] * 2, [[1, 3, 5]] * 2]
+    parts = splits(0, 6, dp=2, limit=5)
+    rows = ray.get([r.read.remote(p, rank, 2) for rank, (r, p) in enumerate(zip(readers, parts))])
+    assert rows[1][-1][:3] == (5, 0, IGNORE)
+
+
+def test_a_sequence_that_is_not_due_is_an_error():
+    reader = Group.remote()
+    with pytest.raises(RuntimeError, match="the stream gave sequence 4 where 5 was due"):
+        ray.get(reader.read.remote(splits(4, 8, dp=1)[0], 5, 1))
