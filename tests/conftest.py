@@ -13,6 +13,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +23,21 @@ BIN = Path(sys.executable).parent
 for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
 os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="300")
+
+# A busy machine is no reason for an example to fail.
+hypothesis.settings.register_profile("ringspan", deadline=None)
+hypothesis.settings.load_profile("ringspan")
+
+
+def pytest_collection_modifyitems(items):
+    """Tests marked ``gpu`` are skipped, and say so, where there is no CUDA device."""
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in items:
+                if item.get_closest_marker("gpu"):
+                    item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @dataclass(frozen=True)
