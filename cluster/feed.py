@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Callable, Iterator, Protocol
 
+import numpy as np
 import pyarrow as pa
 import ray.data
 import ray.train
@@ -18,8 +19,9 @@ from ray.data.block import BlockMetadata
 
 from workers.training.window import Window, blank
 
-WINDOWS_PER_TASK = 64
 BYTES_PER_TOKEN = 20  # tokens, targets and documents int32, positions int64
+BLOCK_BYTES = 1 << 20  # each block costs Ray some milliseconds, so short windows travel several at once
+BLOCKS_PER_TASK = 64
 
 
 class WindowReader(Protocol):
@@ -29,48 +31,60 @@ class WindowReader(Protocol):
         """Sequence ``number`` of the global order."""
 
 
-class Windows(Datasource):
-    """Sequences ``[first, stop)`` of a reader, one a block, in order; those from ``limit`` on are blank."""
+def windows_per_block(context: int) -> int:
+    return max(1, BLOCK_BYTES // (context * BYTES_PER_TOKEN))
 
-    def __init__(self, reader: WindowReader, context: int, first: int, stop: int, limit: int | None = None):
+
+class Windows(Datasource):
+    """Sequences ``[first, stop)`` of a reader for ``dp`` groups: a block holds the next few of one group, and blocks rotate.
+
+    The last round is filled up with blank windows, since only blocks of one size are dealt in strict rotation.
+    """
+
+    def __init__(self, reader: WindowReader, context: int, dp: int, first: int, stop: int):
         super().__init__()
-        self._reader, self._context, self._first, self._stop, self._limit = reader, context, first, stop, limit
+        self._reader, self._context, self._dp, self._first, self._stop = reader, context, dp, first, stop
+        self._in_block = windows_per_block(context)
+        self.blocks = math.ceil((stop - first) / (dp * self._in_block)) * dp
 
     def estimate_inmemory_data_size(self) -> int:
-        return (self._stop - self._first) * self._context * BYTES_PER_TOKEN
+        return self.blocks * self._in_block * self._context * BYTES_PER_TOKEN
 
     def get_read_tasks(self, parallelism: int, per_task_row_limit=None, data_context=None) -> list[ReadTask]:
         tasks = []
-        for first in range(self._first, self._stop, WINDOWS_PER_TASK):
-            stop = min(self._stop, first + WINDOWS_PER_TASK)
-            size = (stop - first) * self._context * BYTES_PER_TOKEN
-            metadata = BlockMetadata(num_rows=stop - first, size_bytes=size, input_files=None, exec_stats=None)
-            reader, context, limit = self._reader, self._context, self._limit
-            tasks.append(ReadTask(lambda a=first, b=stop: _tables(reader, context, a, b, limit), metadata))
+        for first in range(0, self.blocks, BLOCKS_PER_TASK):
+            blocks = range(first, min(self.blocks, first + BLOCKS_PER_TASK))
+            rows = len(blocks) * self._in_block
+            metadata = BlockMetadata(num_rows=rows, size_bytes=rows * self._context * BYTES_PER_TOKEN, input_files=None, exec_stats=None)
+            tasks.append(ReadTask(lambda blocks=blocks: map(self._block, blocks), metadata))
         return tasks
 
+    def _block(self, index: int) -> pa.Table:
+        turn, group = divmod(index, self._dp)
+        first = self._first + turn * self._in_block * self._dp + group
+        numbers = range(first, first + self._in_block * self._dp, self._dp)
+        windows = [self._reader.read(n) if n < self._stop else blank(n, self._context) for n in numbers]
+        columns = {"number": pa.array(numbers)}
+        for name in Window._fields[1:]:
+            values = np.concatenate([getattr(window, name) for window in windows])
+            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(values), self._context)
+        return pa.table(columns)
 
-def _tables(reader: WindowReader, context: int, first: int, stop: int, limit: int | None) -> Iterator[pa.Table]:
-    for number in range(first, stop):
-        window = reader.read(number) if limit is None or number < limit else blank(number, context)
-        columns = {name: pa.FixedSizeListArray.from_arrays(pa.array(values), context) for name, values in window._asdict().items() if name != "number"}
-        yield pa.table({"number": [number], **columns})
 
-
-def dataset(reader: WindowReader, context: int, first: int, stop: int, limit: int | None = None) -> ray.data.Dataset:
-    """The sequences as a Ray dataset; nothing is read before it is iterated."""
-    source = Windows(reader, context, first, stop, limit)
-    return ray.data.read_datasource(source, override_num_blocks=max(1, math.ceil((stop - first) / WINDOWS_PER_TASK)))
+def dataset(reader: WindowReader, context: int, dp: int, first: int, stop: int) -> ray.data.Dataset:
+    """The sequences ``[first, stop)`` as a Ray dataset; nothing is read before it is iterated."""
+    source = Windows(reader, context, dp, first, stop)
+    return ray.data.read_datasource(source, override_num_blocks=max(1, math.ceil(source.blocks / BLOCKS_PER_TASK)))
 
 
 class MeshDataConfig(ray.train.DataConfig):
     """Splits datasets over data-parallel groups, where Ray Train by itself would split them over ranks."""
 
     def __init__(self, dp: int, ranks_per_group: int, context: int):
-        window = context * BYTES_PER_TOKEN
-        limits = ExecutionResources.for_limits(object_store_memory=max(64 << 20, 16 * dp * window))
+        self._block_bytes = windows_per_block(context) * context * BYTES_PER_TOKEN
+        limits = ExecutionResources.for_limits(object_store_memory=max(64 << 20, 16 * dp * self._block_bytes))
         super().__init__(execution_options=ExecutionOptions(preserve_order=True, resource_limits=limits))
-        self._dp, self._ranks_per_group, self._window = dp, ranks_per_group, window
+        self._dp, self._ranks_per_group = dp, ranks_per_group
 
     def configure(self, datasets, world_size, worker_handles, worker_node_ids, **kwargs):
         """For each rank its iterators: a leader's split, None for the rest of its group."""
@@ -79,8 +93,8 @@ class MeshDataConfig(ray.train.DataConfig):
             data = data.copy(data)
             data.context.execution_options = self._resolve_execution_options(name)
             data.context.enable_progress_bars = False
-            # One window a block: then blocks are dealt in strict rotation, and sequence g reaches group g % dp.
-            data.context.target_max_block_size = self._window
+            # Blocks of just this size are passed on as they are, dealt in strict rotation, so sequence g reaches group g % dp.
+            data.context.target_max_block_size = self._block_bytes
             iterators = data.streaming_split(self._dp, equal=True)
             for rank in range(world_size):
                 group, place = divmod(rank, self._ranks_per_group)
@@ -89,17 +103,17 @@ class MeshDataConfig(ray.train.DataConfig):
 
 
 def windows(split, first: int, dp: int) -> Iterator[Window]:
-    """A leader's windows, from sequence ``first`` of the group on.
+    """A leader's windows, from sequence ``first`` of the group on; blank ones follow the last.
 
     Raises RuntimeError when a window is not the one that is due: then data would be lost or seen twice.
     """
     due = first
-    for row in split.iter_batches(batch_size=1, batch_format="numpy", prefetch_batches=2):
-        window = Window(int(row["number"][0]), *(row[name][0] for name in Window._fields[1:]))
-        if window.number != due:
-            raise RuntimeError(f"the stream gave sequence {window.number} where {due} was due")
-        yield window
-        due += dp
+    for rows in split.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=1):
+        for place, number in enumerate(rows["number"]):
+            if number != due:
+                raise RuntimeError(f"the stream gave sequence {number} where {due} was due")
+            yield Window(int(number), *(rows[name][place] for name in Window._fields[1:]))
+            due += dp
 
 
 def fresh(split, dp_rank: int, dp: int) -> Callable[[], Iterator[Window]]:

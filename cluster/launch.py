@@ -109,12 +109,11 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig, stop: th
 
     def train_windows():
         # Called at every start of the worker group: after a failure the data goes on where the checkpoint stands.
-        return feed.dataset(data.train, context, _first(job), total)
+        return feed.dataset(data.train, context, mesh.dp, _first(job), total)
 
     datasets = {"train": train_windows}
     if job.held_out:
-        rounded = job.held_out * mesh.dp
-        datasets["held_out"] = lambda: feed.dataset(data.held_out, context, 0, rounded, limit=data.held_out_windows)
+        datasets["held_out"] = lambda: feed.dataset(data.held_out, context, mesh.dp, 0, data.held_out_windows)
     assert first < total, "the run is complete already"
     use_gpu = gpus_per_worker(config)
     resources = {"CPU": config.cpus_per_worker, **({"GPU": use_gpu} if use_gpu else {})}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import ray
@@ -28,24 +30,32 @@ class Group:
     def read(self, split, first: int, dp: int):
         return [(w.number, int(w.tokens[0]), int(w.targets[0]), w.positions.dtype.name, len(w.tokens)) for w in feed.windows(split, first, dp)]
 
-    def read_twice(self, split, rank: int, dp: int):
+    def read_some_twice(self, split, rank: int, dp: int, count: int):
         start = feed.fresh(split, rank, dp)
-        return [[w.number for w in start()] for _ in range(2)]
+        return [[w.number for w in itertools.islice(start(), count)] for _ in range(2)]
 
 
-def splits(first: int, stop: int, dp: int, ranks_per_group: int = 1, limit: int | None = None):
+def splits(first: int, stop: int, dp: int, ranks_per_group: int = 1):
     config = feed.MeshDataConfig(dp, ranks_per_group, CONTEXT)
-    data = feed.dataset(Numbers(), CONTEXT, first, stop, limit)
+    data = feed.dataset(Numbers(), CONTEXT, dp, first, stop)
     return [rank["train"] for rank in config.configure({"train": data}, dp * ranks_per_group, None, None)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Three windows a block and four blocks a task, so that few windows make many of both."""
+    monkeypatch.setattr(feed, "BLOCK_BYTES", 3 * CONTEXT * feed.BYTES_PER_TOKEN)
+    monkeypatch.setattr(feed, "BLOCKS_PER_TASK", 4)
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3])
 def test_sequence_g_goes_to_group_g_modulo_dp(dp):
-    first, stop = 6, 6 + 30 * dp + 6 * dp * feed.WINDOWS_PER_TASK // 6  # several read tasks
+    first, stop = 6, 6 + 40 * dp
     readers = [Group.remote() for _ in range(dp)]
     got = ray.get([r.read.remote(split, first + rank, dp) for rank, (r, split) in enumerate(zip(readers, splits(first, stop, dp)))])
     for rank, rows in enumerate(got):
-        assert rows == [(g, g, g, "int64", CONTEXT) for g in range(first + rank, stop, dp)]
+        assert rows[:40] == [(g, g, g, "int64", CONTEXT) for g in range(first + rank, stop, dp)]
+        assert all(row[0] >= stop and row[2] == IGNORE for row in rows[40:]) and len(rows) == 42
 
 
 def test_only_leaders_hold_a_split():
@@ -54,11 +64,11 @@ def test_only_leaders_hold_a_split():
 
 def test_held_out_windows_beyond_the_last_are_blank_and_a_pass_can_be_repeated():
     readers = [Group.remote() for _ in range(2)]
-    parts = splits(0, 6, dp=2, limit=5)
-    assert ray.get([r.read_twice.remote(p, rank, 2) for rank, (r, p) in enumerate(zip(readers, parts))]) == [[[0, 2, 4]] * 2, [[1, 3, 5]] * 2]
-    parts = splits(0, 6, dp=2, limit=5)
-    rows = ray.get([r.read.remote(p, rank, 2) for rank, (r, p) in enumerate(zip(readers, parts))])
-    assert rows[1][-1][:3] == (5, 0, IGNORE)
+    parts = splits(0, 5, dp=2)
+    twice = ray.get([r.read_some_twice.remote(p, rank, 2, 3) for rank, (r, p) in enumerate(zip(readers, parts))])
+    assert twice == [[[0, 2, 4]] * 2, [[1, 3, 5]] * 2]
+    rows = ray.get([r.read.remote(p, rank, 2) for rank, (r, p) in enumerate(zip(readers, splits(0, 5, dp=2)))])
+    assert rows[1][2][:3] == (5, 0, IGNORE)
 
 
 def test_a_sequence_that_is_not_due_is_an_error():
