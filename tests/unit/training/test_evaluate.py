@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from tests.unit.model.test_decoder import CONFIG, decoder
+from workers.attention import Pattern
+from workers.mesh import MeshSpec
+from workers.training.evaluate import evaluate, position_edges
+from workers.training.window import IGNORE, Window, blank
+
+
+@pytest.mark.parametrize(
+    "context, edges", [(1, [0, 1]), (64, [0, 64]), (65, [0, 64, 65]), (128, [0, 64, 128]), (300, [0, 64, 128, 256, 300])]
+)
+def test_buckets_double_and_end_at_the_context(context, edges):
+    assert position_edges(context) == edges
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory):
+    """The mesh of a group that is this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('group')}/store", rank=0, world_size=1)
+    yield MeshSpec().build("cpu")
+    dist.destroy_process_group()
+
+
+def window(number: int, lengths: list[int]) -> Window:
+    """Documents of these lengths, each with its own positions; the last tenth of the targets is not learnt."""
+    generator = np.random.default_rng(number)
+    size = sum(lengths)
+    tokens, targets = (generator.integers(0, CONFIG.vocab_size, size).astype(np.int32) for _ in range(2))
+    targets[-size // 10 :] = IGNORE
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    documents = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)
+    return Window(number, tokens, targets, positions, documents)
+
+
+def losses_one_by_one(model, windows) -> list[tuple[int, float]]:
+    """(position, loss) of every target, each document run by itself."""
+    found = []
+    for w in windows:
+        for document in np.unique(w.documents):
+            part = w.documents == document
+            tokens, targets, positions = (torch.from_numpy(x[part].astype(np.int64)) for x in (w.tokens, w.targets, w.positions))
+            with torch.no_grad():
+                loss = F.cross_entropy(model(tokens[None], positions[None], Pattern())[0], targets, reduction="none", ignore_index=IGNORE)
+            found += [(int(p), float(value)) for p, value, t in zip(positions, loss, targets) if t != IGNORE]
+    return found
+
+
+@pytest.mark.parametrize("lengths", [[200], [70, 130], [3, 60, 137]], ids=str)
+def test_every_target_counts_once_in_the_bucket_of_its_position(mesh, lengths):  # W8
+    model, windows = decoder(), [window(number, lengths) for number in range(3)]
+    result = evaluate(model, mesh, 200, iter(windows), 3)
+    expected = losses_one_by_one(model, windows)
+    assert result["targets"] == len(expected)
+    assert result["loss"] == pytest.approx(np.mean([loss for _, loss in expected]), rel=1e-5)
+    for bucket in result["loss_by_position"]:
+        inside = [loss for position, loss in expected if bucket["start"] <= position < bucket["stop"]]
+        assert bucket["targets"] == len(inside) and bucket["loss"] == pytest.approx(np.mean(inside), rel=1e-5)
+    assert sum(bucket["targets"] for bucket in result["loss_by_position"]) == len(expected)
+
+
+def test_a_context_of_one_bucket(mesh):
+    result = evaluate(decoder(), mesh, 40, iter([window(0, [40])]), 1)
+    assert [(b["start"], b["stop"], b["targets"]) for b in result["loss_by_position"]] == [(0, 40, 36)]
+
+
+def test_windows_without_targets_change_nothing(mesh):
+    model, one = decoder(), window(0, [100])
+    alone, filled = (evaluate(model, mesh, 100, iter(windows), len(windows)) for windows in ([one], [one, blank(1, 100)]))
+    assert alone == filled
+    nothing = evaluate(model, mesh, 100, iter([blank(0, 100)]), 1)
+    assert nothing == {"loss": 0.0, "targets": 0, "loss_by_position": []}
+
+
+def test_no_gradient_is_kept(mesh):
+    model = decoder()
+    evaluate(model, mesh, 100, iter([window(0, [100])]), 1)
+    assert all(parameter.grad is None for parameter in model.parameters())
