@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ class RunFailed(RuntimeError):
     """The run ended without reaching its last step; the message says why, in one line."""
 
 
+class ClusterTooSmall(ValueError):
+    """The cluster cannot hold the mesh; the message has the numbers."""
+
+
 @dataclass(frozen=True)
 class Data:
     """The readers of a run: training windows, and ``held_out_windows`` held-out ones (both in global order)."""
@@ -76,7 +81,7 @@ def connected(cpus: int, verbose: bool = False):
 
 
 def check_resources(mesh: MeshSpec, config: ClusterConfig) -> None:
-    """Raise ValueError when the cluster, as it stands, cannot hold the workers and the tasks that read their data.
+    """Raise ClusterTooSmall when the cluster, as it stands, cannot hold the workers and the tasks that read their data.
 
     A cluster that can grow (RINGSPAN_AUTOSCALING=1, which ray_cluster.yaml sets) is not held to what it has now.
     """
@@ -87,7 +92,7 @@ def check_resources(mesh: MeshSpec, config: ClusterConfig) -> None:
     need = {"CPU": mesh.world * config.cpus_per_worker + 1, "GPU": mesh.world * gpus}
     for kind, amount in need.items():
         if amount > have.get(kind, 0):
-            raise ValueError(
+            raise ClusterTooSmall(
                 f"the mesh's {mesh.world} workers and their data need {amount} {kind}s, the cluster has {have.get(kind, 0):g}; "
                 f"use a smaller mesh, or a larger cluster (locally: ray start --head --num-cpus={need['CPU']})"
             )
@@ -99,9 +104,10 @@ def gpus_per_worker(config: ClusterConfig) -> int:
     return 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
 
 
-def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig, stop: threading.Event | None = None) -> dict:
-    """Run ``job`` on the mesh; Ray must be connected. Blocks until it ends; ``stop`` asks it to save and end early.
+def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
+    """Run ``job`` on the mesh and wait for its end; Ray must be connected.
 
+    Ctrl-C or SIGTERM asks the ranks to save and end after the present step; a second one raises KeyboardInterrupt.
     Returns what rank 0's ``train`` returned. Raises RunFailed.
     """
     first, total = _first(job), job.training.steps * job.training.batch
@@ -131,15 +137,16 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig, stop: th
     )
     (job.run / STOP_FILE).unlink(missing_ok=True)
     try:
-        return _fit(trainer, job.run, stop)
+        with _signals_ask_to_stop(job.run / STOP_FILE):
+            return _fit(trainer)
     except TrainingFailedError as error:
         latest = checkpoints.latest(job.checkpoint_folder)
         where = f"the last checkpoint is {latest}" if latest else "there is no checkpoint yet"
         raise RunFailed(f"{_cause(error)}; {where}; each rank's log is in {job.run / 'logs'}") from error
 
 
-def _fit(trainer: TorchTrainer, run: Path, stop: threading.Event | None) -> dict:
-    """``trainer.fit()`` in a thread: there it leaves signals to the caller, who sets ``stop``."""
+def _fit(trainer: TorchTrainer) -> dict:
+    """``trainer.fit()`` in a thread, where Ray Train leaves signals alone; this thread stays free to take them."""
     outcome = {}
 
     def fit():
@@ -152,11 +159,30 @@ def _fit(trainer: TorchTrainer, run: Path, stop: threading.Event | None) -> dict
     thread.start()
     while thread.is_alive():
         thread.join(0.2)
-        if stop is not None and stop.is_set() and not (run / STOP_FILE).exists():
-            (run / STOP_FILE).touch()
     if "error" in outcome:
         raise outcome["error"]
     return outcome["value"]
+
+
+@contextlib.contextmanager
+def _signals_ask_to_stop(stop_file: Path):
+    """Inside, the first SIGINT or SIGTERM makes ``stop_file``. Entered after Ray's start, for Ray sets handlers of its own."""
+
+    def ask(number, frame):
+        if stop_file.exists():
+            raise KeyboardInterrupt
+        stop_file.touch()
+        log.warning("stopping after this step, with a checkpoint; once more ends at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _first(job: Job) -> int:

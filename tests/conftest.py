@@ -63,8 +63,9 @@ def ray_head(tmp_path_factory):
     port, dashboard = free_port(), free_port()
     log = tmp_path_factory.mktemp("ray") / "head.log"
     command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=8", f"--port={port}", f"--dashboard-port={dashboard}"]
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}  # jobs run the `python` of the head's PATH
     with open(log, "w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
     head = Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}")
     deadline = time.monotonic() + 180
     while not _answers(f"{head.dashboard}/api/version"):
