@@ -124,6 +124,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     from cluster.launch import RunFailed
     from pipelines import report
     from pipelines.config import load_config
+    from pipelines.tracking.lines import read_rows
     from pipelines.train import execute, prepare
 
     with wrong_input():
@@ -147,7 +148,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
             raise Stop(str(error), WRONG_INPUT) from error
         if result["stopped"]:
             raise Stop(f"stopped after step {result['step']}, which is saved; go on with: ringspan train --resume {run}", FAILED)
-        evaluations = report.read_rows(run / "evaluations.jsonl") if (run / "evaluations.jsonl").exists() else []
+        evaluations = read_rows(run / "evaluations.jsonl") if (run / "evaluations.jsonl").exists() else []
         value = {**result, "run": str(run), "tracking_uri": prepared.uri, "evaluations": evaluations}
         _answer(as_json, value, report.closing_report(run, tracker.info), stdout)
 

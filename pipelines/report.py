@@ -1,165 +1,28 @@
-"""What a run folder says: its lines, its metrics, its figures and the report at its end. Nothing here changes a run or needs a server.
+"""What a run shows of itself: the line of a step, figures, and the report at its end.
 
-The loop writes `metrics.jsonl` (a line a step) and `evaluations.jsonl` (a line a held-out evaluation); both only grow,
-except that after a crash they are replaced by a copy cut back to the checkpoint, and grow again with the same values.
+Nothing here changes a run or needs a server.
 """
 
-import itertools
-import json
-import logging
 import math
-import os
-import posixpath
-import re
 import shlex
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pipelines.tracking import TrackerInfo
+from pipelines.tracking.lines import read_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Group
 
-logger = logging.getLogger(__name__)
-
-MLFLOW_PARAM_CHARS = 6000  # more is refused; the whole value is in the artifact config.yaml
-NOT_METRICS = {"step", "time", "loss_by_position"}
 WARM_UP_SHARE = 0.1  # the first steps compile, allocate and fill caches: they say nothing about speed
-
-
-@dataclass(frozen=True)
-class TrackerInfo:
-    """Where a run is recorded. `waiting` counts the lines (steps and evaluations) not on record yet."""
-
-    uri: str
-    experiment: str
-    run_name: str
-    run_id: str | None
-    experiment_id: str | None
-    waiting: int
-
-
-def read_rows(path: Path) -> list[dict]:
-    """All lines of a JSON-lines file. A last line without its newline is still being written and is left out.
-
-    Raises ValueError, with the number of the line, for anything else that isn't a JSON object; FileNotFoundError as usual.
-    """
-    rows = []
-    lines = Path(path).read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or unfinished
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: a JSON object was expected, not {type(row).__name__}")
-        rows.append(row)
-    return rows
-
-
-class Tail:
-    """The new lines of a JSON-lines file that another process appends to and may replace by a shorter one.
-
-    Each step comes out once: lines up to the last step seen are passed over, as after a crash the file is cut back to the
-    checkpoint and grows again with the same values. A last line without its newline is still being written: it waits.
-    """
-
-    def __init__(self, path: Path, after: int = -1):
-        self.path, self.last, self._file = path, after, None
-
-    def rows(self) -> Iterator[dict]:
-        try:
-            # The open handle keeps the old inode alive, so a replacement can't have the same number.
-            if self._file is None or os.fstat(self._file.fileno()).st_ino != self.path.stat().st_ino:
-                self.close()
-                self._file = self.path.open("rb")
-        except FileNotFoundError:
-            return
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():
-            self._file.seek(0)
-        while True:
-            position = self._file.tell()
-            line = self._file.readline()
-            if not line.endswith(b"\n"):
-                self._file.seek(position)
-                return
-            try:
-                row = json.loads(line)
-                step = int(row["step"])
-            except (ValueError, KeyError, TypeError) as error:
-                logger.warning("%s: the line at byte %d can't be read and is not recorded (%s)", self.path, position, error)
-                continue
-            if step > self.last:
-                self.last = step
-                yield row
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def last_step(path: Path) -> int:
-    """The last step in a JSON-lines file of a run; -1 where there is none."""
-    tail, last = Tail(path), -1
-    for row in tail.rows():
-        last = row["step"]
-    tail.close()
-    return last
-
-
-def clean_key(key: str) -> str:
-    """`key` as MLflow accepts it: letters, digits and `_ . - / : space`; no empty, `.` or `..` path segment; ≤ 250 characters."""
-    segments = re.sub(r"[^\w./\- :]", "_", key)[:250].split("/")
-    return posixpath.join("", *(s for s in segments if s not in ("", ".", ".."))) or "_"
-
-
-def flatten(config: dict, prefix: str = "") -> dict[str, str]:
-    """Nested `config` as MLflow parameters: dotted clean keys, values as text; two keys that clean alike stay apart."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        found = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-        for inner, text in found.items():
-            name = inner = clean_key(inner)
-            for number in itertools.count(2):
-                if name not in flat:
-                    break
-                name = f"{inner[:240]}_{number}"
-            flat[name] = (text if isinstance(text, str) else json.dumps(text))[:MLFLOW_PARAM_CHARS]
-    return flat
-
-
-def _numbers(row: dict) -> dict[str, float]:
-    # MLflow turns an infinity into 1.8e308, which flattens every chart; NaN leaves a gap. The file keeps the truth.
-    numbers = {k: v for k, v in row.items() if k not in NOT_METRICS and isinstance(v, (int, float)) and not isinstance(v, bool)}
-    return {k: float(v) if math.isfinite(v) else math.nan for k, v in numbers.items()}
-
-
-def step_points(row: dict) -> list[tuple[str, float, int]]:
-    """The metrics of one line of metrics.jsonl as (key, value, position on MLflow's step axis).
-
-    MLflow has one axis, an integer step. A loss against tokens is therefore a metric of its own, `loss_by_tokens`, whose
-    "step" is the number of tokens seen. `loss` comes last: where it is on record, so is the rest of its line.
-    """
-    numbers = _numbers(row)
-    loss = numbers.pop("loss", None)
-    points = [(clean_key(key), value, row["step"]) for key, value in numbers.items()]
-    if loss is not None and "tokens" in numbers:
-        points.append(("loss_by_tokens", loss, int(row["tokens"])))
-    return points if loss is None else [*points, ("loss", loss, row["step"])]
-
-
-def evaluation_points(row: dict) -> list[tuple[str, float, int]]:
-    """The metrics of one line of evaluations.jsonl, under `heldout/`; a stretch of positions is `heldout/loss_at/start-stop`."""
-    points = [(f"heldout/loss_at/{part['start']}-{part['stop']}", value, row["step"])
-              for part in row.get("loss_by_position", ()) if "loss" in (found := _numbers(part)) for value in [found["loss"]]]
-    return [*points, *((f"heldout/{key}", value, step) for key, value, step in step_points(row) if key != "tokens")]
 
 
 def step_line(row: dict) -> str:
     """One step as one line of fixed width: step, loss, gradient norm, tokens/s, peak memory, time spent waiting for data."""
-    return (f"step {row['step']:>7,}  loss {row['loss']:>8.4f}  grad {row['grad_norm']:>8.3g}  {_count(row['tokens_per_second']):>8} tok/s  "
+    return (f"step {row['step']:>7,}  loss {row['loss']:>8.4f}  grad {row['grad_norm']:>8.3g}  "
+            f"{_count(row['tokens_per_second']):>8} tok/s  "
             f"mem {_bytes(row['peak_memory_bytes']):>9}  wait {row['loader_wait_seconds']:>6.2f} s")
 
 
@@ -222,22 +85,26 @@ def loss_by_position_figure(evaluations: list[dict]) -> "Figure":
 def closing_report(run_dir: Path, tracker_info: TrackerInfo | None, completion: str | None = None) -> "Group":
     """What a run achieved and where to look at it, as a rich renderable; `completion` is a sample of the model's text.
 
-    Reads `metrics.jsonl` and `evaluations.jsonl`; a file that doesn't exist counts as empty. Raises ValueError for a damaged line.
+    Reads `metrics.jsonl` and `evaluations.jsonl`; a file that doesn't exist counts as empty.
+    Raises ValueError for a damaged line.
     """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     run_dir = Path(run_dir).resolve()
-    rows, evaluations = (read_rows(path) if path.exists() else [] for path in (run_dir / "metrics.jsonl", run_dir / "evaluations.jsonl"))
+    files = (run_dir / "metrics.jsonl", run_dir / "evaluations.jsonl")
+    rows, evaluations = (read_rows(path) if path.exists() else [] for path in files)
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
-        facts.add_row("held-out loss", f"{first['loss']:.4f} at step {first['step']:,} → {last['loss']:.4f} at step {last['step']:,}")
+        facts.add_row("held-out loss", f"{first['loss']:.4f} at step {first['step']:,} → "
+                                       f"{last['loss']:.4f} at step {last['step']:,}")
     if rows:
-        facts.add_row("training loss", f"{rows[0]['loss']:.4f} → {rows[-1]['loss']:.4f} over {rows[-1]['step']:,} steps, {rows[-1]['tokens']:,} tokens")
+        facts.add_row("training loss", f"{rows[0]['loss']:.4f} → {rows[-1]['loss']:.4f} over {rows[-1]['step']:,} steps, "
+                                       f"{rows[-1]['tokens']:,} tokens")
         speeds = [row["tokens_per_second"] for row in rows[int(len(rows) * WARM_UP_SHARE):]]
         facts.add_row("speed", f"{_count(statistics.median(speeds))} tokens/s (median)")
         facts.add_row("peak memory", f"{_bytes(max(row['peak_memory_bytes'] for row in rows))} per rank")
@@ -279,7 +146,8 @@ def _position_table(evaluations: list[dict]):
     start = {bucket["start"]: bucket["loss"] for bucket in ends[0]}
     for bucket in ends[1]:
         before = start.get(bucket["start"], math.nan)
-        table.add_row(f"{bucket['start']:,} – {bucket['stop'] - 1:,}", f"{before:.4f}", f"{bucket['loss']:.4f}", f"{bucket['loss'] - before:+.4f}")
+        table.add_row(f"{bucket['start']:,} – {bucket['stop'] - 1:,}", f"{before:.4f}", f"{bucket['loss']:.4f}",
+                      f"{bucket['loss'] - before:+.4f}")
     for column in table.columns:
         column.justify = "right"
     return table

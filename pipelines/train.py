@@ -15,8 +15,8 @@ from pipelines.config import Config
 from pipelines.corpus import TokenStore
 from pipelines.corpus.windows import WindowPlan, held_out
 from pipelines.paths import absolute
-from pipelines.tracking import Tracker
-from pipelines.ui import absolute_uri, default_uri
+from pipelines.tracking import Tracker, absolute_uri, default_uri
+from pipelines.tracking.lines import read_rows
 from workers.mesh import MeshSpec
 from workers.model.config import ModelConfig, padded_vocabulary
 from workers.training import checkpoint as checkpoints
@@ -62,7 +62,7 @@ def execute(
     on_step: Callable[[dict], None] | None = None, on_evaluation: Callable[[dict], None] | None = None,
 ) -> tuple[dict, Tracker]:
     """Train. Returns the last step's figures and the closed tracker. Raises RunFailed; ValueError when the cluster is too small."""
-    from pipelines.report import loss_by_position_figure, loss_figure, read_rows
+    from pipelines.report import loss_by_position_figure, loss_figure
 
     job, run, config = prepared.job, prepared.job.run, prepared.config
     with connected(cpus=prepared.mesh.world * config.cluster.cpus_per_worker + 4, verbose=verbose):

@@ -1,4 +1,4 @@
-"""The database of a folder of runs: its address, and `mlflow server` on it as a child that lives as long as the command."""
+"""`mlflow server` on the database of a folder of runs, as a child that lives as long as the command."""
 
 import os
 import signal
@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 READY_S = 180  # a loaded laptop takes half a minute to import the server
 GRACE_S = 5
@@ -20,47 +19,19 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PAGE = "/#/experiments?workflowType=machine_learning"  # without the type MLflow's pages start with prompts and traces
 
 
-def default_uri(run_dir: Path) -> str:
-    """MLFLOW_TRACKING_URI where it is set, else a SQLite file beside the run folder; absolute either way."""
-    return absolute_uri(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(run_dir).resolve().parent}/mlflow.db")
-
-
-def absolute_uri(uri: str) -> str:
-    """`uri` with a relative SQLite path made absolute: Ray's processes have other working directories.
-
-    Raises ValueError for a folder or `file:` URI, which MLflow 3 no longer writes to, and for a path with `?` or `#`.
-    """
-    scheme = urlsplit(uri).scheme
-    if scheme == "sqlite":
-        path = uri.removeprefix("sqlite:///")
-        if path == uri or not path or "?" in path or "#" in path:
-            raise ValueError(f"tracking uri {uri!r}: write sqlite:////absolute/path/mlflow.db, without '?' and '#'")
-        return f"sqlite:///{Path(path).absolute()}"
-    if scheme in ("", "file") and not uri.startswith("databricks"):
-        raise ValueError(f"tracking uri {uri!r}: MLflow has no file store any more; use sqlite:////absolute/path/mlflow.db "
-                         "or the address of a server, http://host:port")
-    return uri
-
-
-def public_uri(uri: str) -> str:
-    """`uri` without its password, for files, logs and reports."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
-
-
 def serve(runs: Path, port: int, host: str = "127.0.0.1", on_ready: Callable[[str], None] | None = None) -> int:
-    """Serves MLflow's pages for the runs in `runs` until Ctrl-C, SIGTERM or the end of the terminal (then 0); 1 where the server ends by itself.
+    """Serves MLflow's pages for the runs in `runs` until Ctrl-C, SIGTERM or the end of the terminal.
 
-    `on_ready` gets the address of the page once it answers; by default it is printed. Call it from the main thread: it handles signals.
+    Returns 0 then, and 1 where the server ends by itself. `on_ready` gets the address of the page once it answers; by
+    default it is printed. Call it from the main thread: it handles signals.
     Beyond loopback only where `host` asks for it: MLflow's server knows no passwords. Raises ValueError, before anything
     starts, for a folder without `mlflow.db`, a host that isn't this machine's, and a port that is out of range or taken.
     """
     runs = Path(runs).resolve()
     database = runs / "mlflow.db"
     if not database.is_file():
-        raise ValueError(f"{runs} holds no mlflow.db: give the folder that contains the run folders (ringspan train --out {runs}/NAME)")
+        raise ValueError(f"{runs} holds no mlflow.db: give the folder that contains the run folders "
+                         f"(ringspan train --out {runs}/NAME)")
     _check_free(host, port)
     if host not in LOOPBACK:
         print(f"anybody who reaches {host}:{port} can read and delete these runs: MLflow asks for no password", file=sys.stderr)
@@ -69,13 +40,16 @@ def serve(runs: Path, port: int, host: str = "127.0.0.1", on_ready: Callable[[st
     # The job runner is seven more processes for features that tracking doesn't have; telemetry is nobody's business.
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     stop = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in ends}
     try:
         with tempfile.TemporaryFile() as log:
             # A session of its own: Ctrl-C reaches us alone, and one signal to the group reaches the server's workers too.
-            child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                     start_new_session=True)
             try:
-                return _watch(child, stop, f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", on_ready or _announce, log)
+                url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+                return _watch(child, stop, url, on_ready or _announce, log)
             finally:
                 _end(child)
     finally:

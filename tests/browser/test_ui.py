@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.report import loss_by_position_figure, loss_figure, read_rows
+from pipelines.report import loss_by_position_figure, loss_figure
 from pipelines.tracking import Tracker, TrackerInfo, default_uri
+from pipelines.tracking.lines import read_rows
 from pipelines.ui import serve
 
 SERVE = "import sys; from pathlib import Path; from pipelines.ui import serve; sys.exit(serve(Path(sys.argv[1]), int(sys.argv[2])))"
