@@ -9,9 +9,7 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -121,7 +119,7 @@ def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
 @verbose_option
 def train(source, assignments, out, resume, as_json, verbose) -> None:
     """Train a model on a mesh of Ray Train actors."""
-    from cluster.launch import RunFailed
+    from cluster.launch import ClusterTooSmall, RunFailed
     from pipelines import report
     from pipelines.config import load_config
     from pipelines.tracking.lines import read_rows
@@ -135,16 +133,16 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         prepared = prepare(config, Path(out or default), Path(resume) if resume else None)
     run = prepared.job.run
     click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
-    with _stop_signals() as stop, _stdout_for_the_answer() as stdout:
+    with _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
-                prepared, stop=stop, verbose=verbose,
+                prepared, verbose=verbose,
                 on_step=lambda row: click.echo(report.step_line(row), err=True),
                 on_evaluation=lambda row: click.echo(f"held-out loss at step {row['step']}: {row['loss']:.4f}", err=True),
             )
         except RunFailed as error:
             raise Stop(str(error), FAILED) from error
-        except ValueError as error:  # the cluster is too small for the mesh
+        except ClusterTooSmall as error:
             raise Stop(str(error), WRONG_INPUT) from error
         if result["stopped"]:
             raise Stop(f"stopped after step {result['step']}, which is saved; go on with: ringspan train --resume {run}", FAILED)
@@ -220,25 +218,6 @@ def _bar(what: str):
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(what, total=None, size="")
         yield lambda done, total, size: progress.update(task, completed=done, total=total, size=f"{size / 1e6:,.1f} MB")
-
-
-@contextlib.contextmanager
-def _stop_signals():
-    """An event that Ctrl-C and SIGTERM set, so that the run saves and ends; a second one ends the command at once."""
-    stop = threading.Event()
-
-    def ask(number, frame):
-        if stop.is_set():
-            raise Stop("ended at once; the last whole checkpoint stands", FAILED)
-        click.echo("stopping after this step, with a checkpoint; once more ends at once", err=True)
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

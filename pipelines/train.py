@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -58,10 +57,10 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
 
 
 def execute(
-    prepared: Prepared, *, stop: threading.Event | None = None, verbose: bool = False,
+    prepared: Prepared, *, verbose: bool = False,
     on_step: Callable[[dict], None] | None = None, on_evaluation: Callable[[dict], None] | None = None,
 ) -> tuple[dict, Tracker]:
-    """Train. Returns the last step's figures and the closed tracker. Raises RunFailed; ValueError when the cluster is too small."""
+    """Train. Returns the last step's figures and the closed tracker. Raises RunFailed, and ClusterTooSmall before anything is written."""
     from pipelines.report import loss_by_position_figure, loss_figure
 
     job, run, config = prepared.job, prepared.job.run, prepared.config
@@ -72,7 +71,7 @@ def execute(
         tracker.start(config.model_dump(), {f"corpus.{key}": value for key, value in corpus.items()})
         status = "FAILED"
         try:
-            result = launch(job, prepared.mesh, prepared.data, config.cluster, stop)
+            result = launch(job, prepared.mesh, prepared.data, config.cluster)
             status = "KILLED" if result["stopped"] else "FINISHED"
             tracker.log_figure(loss_figure(read_rows(run / "metrics.jsonl")), "loss.png")
             if (run / "evaluations.jsonl").exists():
