@@ -30,8 +30,8 @@ def test_dp_takes_the_workers_that_are_left(spec, workers, dp):
         (MeshSpec(ring=2), 3, "1 × 2 × 1 × 1 needs 2 workers, not 3"),
         (MeshSpec(dp=-1, ring=2, tp=2), 6, "6 workers cannot be split into groups of ring × ulysses × tp = 2 × 1 × 2 = 4"),
         (MeshSpec(dp=2, tp=4), 4, "needs 8 workers, not 4"),
-        (MeshSpec(dp=-1, ring=2), 0, "0"),
-        (MeshSpec(dp=-1, ring=2), -2, "-2"),
+        (MeshSpec(dp=-1, ring=2), 0, "0 workers"),
+        (MeshSpec(dp=-1, ring=2), -2, "-2 workers"),
     ],
 )
 def test_a_mesh_that_does_not_fit_its_workers(spec, workers, said):

@@ -1,0 +1,174 @@
+"""``prepare`` checks all of a run before anything is started or written."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import load_config
+from pipelines.corpus import TokenStore
+from pipelines.train import Prepared, _write_run_folder, prepare
+
+SETTINGS = ("training.context=64", "training.steps=4", "training.batch=2", "model.dim=32", "model.layers=1", "model.ffn_dim=64")
+
+
+@pytest.fixture
+def prepared(code_store, tmp_path):
+    """A function that prepares a run of the tiny preset with some settings changed."""
+
+    def build(*settings: str, out: str | Path = "run", resume: Path | None = None, store: Path = code_store) -> Prepared:
+        config = load_config("code_completion/tiny", (f"corpus.store={store}", *SETTINGS, *settings))
+        before = sorted(tmp_path.rglob("*"))
+        try:
+            return prepare(config, tmp_path / out, resume)
+        finally:
+            assert sorted(tmp_path.rglob("*")) == before, "prepare wrote something"
+
+    return build
+
+
+@pytest.fixture
+def finished(prepared):
+    """A run folder as a run of two steps leaves it (but for the tensors, which nothing here reads)."""
+    run = prepared(out="finished")
+    _write_run_folder(run)
+    leave_checkpoint(run, 2)
+    return run.job.run
+
+
+def leave_checkpoint(run: Prepared, step: int) -> None:
+    folder = run.job.checkpoint_folder / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    progress = {"step": step, "tokens": 256, "sequences": 2 * step, "skipped_steps": 0}
+    (folder / "state.json").write_text(json.dumps({"progress": progress, "model": dataclasses.asdict(run.job.model)}))
+
+
+def test_a_run_is_settled_and_written_down_in_full(prepared, code_store, tmp_path):
+    run = prepared("mesh.dp=-1", "cluster.workers=4")
+    assert run.mesh.dp == 2 and run.mesh.world == 4
+    assert run.job.model.vocab_size == 320  # 256 bytes and 8 control tokens, in whole 64s
+    assert run.config.model == run.job.model
+    assert run.config.corpus.store == str(code_store.resolve())
+    assert run.job.run == tmp_path / "run" and run.job.start() is None
+    assert run.uri == f"sqlite:///{tmp_path}/mlflow.db"
+    assert load_config(None).model_validate(run.config.model_dump()) == run.config
+
+
+def test_held_out_windows_are_dealt_to_the_groups_and_never_more_than_there_are(prepared):
+    assert prepared("corpus.held_out=0.3", "corpus.held_out_windows=5", "mesh.dp=2", "cluster.workers=4").job.held_out == 3
+    many = prepared("corpus.held_out_windows=100000")
+    assert many.data.held_out_windows == len(many.data.held_out) < 100000
+    for none in ("corpus.held_out_windows=0", "corpus.held_out=0"):
+        run = prepared(none)
+        assert run.job.held_out == 0 and run.data.held_out is None
+
+
+def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, code_store):
+    run = prepared("corpus.held_out=0.3")
+    learnt, kept_back = set(run.data.train.documents.tolist()), set(run.data.held_out.documents.tolist())
+    assert learnt and kept_back and not learnt & kept_back
+    assert len(learnt | kept_back) == len(TokenStore.open(code_store))
+
+
+# fmt: off
+@pytest.mark.parametrize("settings, said", [
+    (["cluster.workers=3"], "needs 2 workers, not 3"),
+    (["model.dim=36", "model.heads=9", "model.kv_heads=3", "mesh.tp=2"], "9 query heads do not divide by tp × ulysses = 2 × 1"),  # A4
+    (["mesh.ulysses=4"], "2 KV heads do not divide by tp × ulysses = 1 × 4"),
+    (["mesh.tp=2", "model.ffn_dim=65"], "model.ffn_dim = 65 does not divide by mesh.tp = 2"),
+    (["mesh.dp=2", "training.batch=3"], "training.batch = 3 sequences do not divide by mesh.dp × training.micro_batch = 2 × 1"),
+    (["corpus.overlap=64"], "overlap is 64; it must be at least 0 and less than the context of 64"),
+    (["corpus.overlap=-1"], "overlap is -1"),
+    (["corpus.positions=backwards"], "positions is 'backwards'"),
+    (["corpus.held_out=1"], "is 1.0; it must be at least 0 and less than 1"),
+    (["model.vocab_size=100"], "of 264 ids, but model.vocab_size is 100; leave it null"),
+    (["tracking.uri=./mlruns"], "tracking uri './mlruns'"),
+])
+# fmt: on
+def test_what_does_not_fit_together(prepared, settings, said):
+    with pytest.raises(ValueError) as caught:
+        prepared(*settings)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_without_a_store_the_way_to_one_is_told(tmp_path):
+    with pytest.raises(ValueError, match="corpus.store is not set; make one with `ringspan ingest code"):
+        prepare(load_config("code_completion/tiny"), tmp_path / "run")
+
+
+def test_a_store_that_is_not_there_and_one_that_is_damaged(prepared, code_store, tmp_path):
+    with pytest.raises(ValueError, match="no manifest.json, so no finished token store"):
+        prepared(store=tmp_path)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(code_store, damaged)
+    shard = damaged / "shard-00000.arrow"
+    os.truncate(shard, shard.stat().st_size - 1)
+    with pytest.raises(ValueError, match=r"shard-00000.arrow: [\d,]+ bytes, the manifest says"):  # C2
+        prepared(store=damaged)
+
+
+def test_an_out_that_holds_a_run_is_refused_with_both_ways_out(prepared, finished):
+    with pytest.raises(ValueError, match=f"{finished} holds a run already; give --resume {finished} to go on with it, or another --out"):
+        prepared(out="finished")
+
+
+@pytest.mark.parametrize("out", ["file", "file/below/run"])
+def test_an_out_that_cannot_become_a_folder(prepared, tmp_path, out):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match=f"--out .*{out}"):
+        prepared(out=out)
+
+
+def test_resume_goes_on_where_the_run_stands(prepared, finished):
+    run = prepared(out="finished", resume=finished)
+    assert run.job.start().name == "step-00000002" and run.job.run == finished
+
+
+def test_resume_into_another_folder_starts_from_the_runs_checkpoint(prepared, finished):
+    run = prepared(out="second", resume=finished)
+    assert run.job.start() == finished / "checkpoints/step-00000002" and run.job.run.name == "second"
+
+
+def test_resume_into_a_folder_that_holds_another_run_is_refused(prepared, finished):
+    """Else that run's own checkpoint would be taken, unchecked, in place of the one that was named."""
+    other = prepared(out="other")
+    _write_run_folder(other)
+    leave_checkpoint(other, 3)
+    with pytest.raises(ValueError, match="other holds a run already"):
+        prepared(out="other", resume=finished)
+
+
+@pytest.mark.parametrize("setting, said", [("model.dim=64", "model.dim is 32 there and 64 here"), ("model.tie_embeddings=false", "model.tie_embeddings is True there and False here")])
+def test_resume_with_another_model(prepared, finished, setting, said):
+    with pytest.raises(ValueError, match=f"is a checkpoint of another model: {said}"):
+        prepared(setting, out="finished", resume=finished)
+
+
+def test_resume_with_a_store_of_another_tokenizer(prepared, finished):
+    record = json.loads((finished / "corpus.json").read_text())
+    (finished / "corpus.json").write_text(json.dumps(record | {"tokenizer": "0" * 32}))
+    with pytest.raises(ValueError, match="was made with another tokenizer"):
+        prepared(out="finished", resume=finished)
+
+
+def test_resume_of_a_finished_run_says_what_to_raise(prepared, finished):
+    with pytest.raises(ValueError, match="has done 2 steps already and training.steps is 2; raise it to go on"):
+        prepared("training.steps=2", out="finished", resume=finished)
+
+
+def test_resume_of_nothing(prepared, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty holds no finished checkpoint"):
+        prepared(resume=tmp_path / "empty")
+    with pytest.raises(ValueError, match="nowhere is not a run folder"):
+        prepared(resume=tmp_path / "nowhere")
+
+
+def test_a_checkpoint_that_was_never_finished_is_no_start(prepared, finished):
+    folder = finished / "checkpoints"
+    os.rename(folder / "step-00000002", folder / "step-00000002.partial")
+    with pytest.raises(ValueError, match="holds no finished checkpoint"):
+        prepared(out="finished", resume=finished)
