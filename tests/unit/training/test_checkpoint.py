@@ -1,7 +1,7 @@
 """Checkpoints in one process: whole or not there, restored bit for bit, a failed write leaves the last good one."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from tests.distributed.training_cases import losses, run_training, with_steps
 from tests.unit.model.test_decoder import CONFIG, VARIANTS, decoder
 from workers.attention import Pattern
+from workers.mesh import MeshSpec
 from workers.training import checkpoint as checkpoints
 from workers.training.checkpoint import Checkpointer, Progress
 from workers.training.config import TrainingConfig
@@ -170,3 +172,12 @@ def test_the_state_is_plain_json(tmp_path):
     state = json.loads((tmp_path / "step-00000002" / "state.json").read_text())
     assert state["progress"] == {"step": 2, "tokens": 2**40, "sequences": 9, "skipped_steps": 0}
     assert state["model"]["dim"] == 32
+
+
+def test_a_finished_run_with_evaluations_goes_on_as_if_it_had_never_stopped(tmp_path):
+    """The last step is evaluated and then saved: the checkpoint holds the optimizer of every weight."""
+    curve = with_steps(6, decay="constant", evaluate_every=2)
+    run_training(MeshSpec(), str(tmp_path / "whole"), training=curve, held_out=1)
+    for steps in (4, 6):
+        run_training(MeshSpec(), str(tmp_path / "parts"), training=replace(curve, steps=steps), held_out=1)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")

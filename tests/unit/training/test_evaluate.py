@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from tests.unit.model.test_decoder import CONFIG, decoder
 from workers.attention import Pattern
 from workers.mesh import MeshSpec
+from workers.model import Decoder
+from workers.parallel import parallelize
 from workers.training.evaluate import evaluate, position_edges
 from workers.training.window import IGNORE, Window, blank
 
@@ -80,3 +82,15 @@ def test_no_gradient_is_kept(mesh):
     model = decoder()
     evaluate(model, mesh, 100, iter([window(0, [100])]), 1)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_optimizers_parameters_are_the_models_again_afterwards(mesh):
+    """Sharded weights give way to whole ones in a forward pass; a checkpoint right after must find the sharded ones."""
+    with torch.device("meta"):
+        model = Decoder(CONFIG)
+    parallelize(model, mesh)
+    model.to_empty(device="cpu")
+    model.init_weights(0)
+    before = dict(model.named_parameters())
+    evaluate(model, mesh, 100, iter([window(0, [100])]), 1)
+    assert [name for name, parameter in model.named_parameters() if parameter is not before[name]] == []
