@@ -41,6 +41,12 @@ class ClusterConfig:
     max_failures: int = 3
     collective_timeout: int = 600
 
+    def __post_init__(self):
+        least = {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "max_failures": 0, "collective_timeout": 1}
+        for name, value in least.items():
+            if getattr(self, name) is not None and getattr(self, name) < value:
+                raise ValueError(f"cluster.{name} is {getattr(self, name)}; it must be at least {value}")
+
 
 class RunFailed(RuntimeError):
     """The run ended without reaching its last step; the message says why, in one line."""
@@ -110,7 +116,10 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
     Ctrl-C or SIGTERM asks the ranks to save and end after the present step; a second one raises KeyboardInterrupt.
     Returns what rank 0's ``train`` returned. Raises RunFailed.
     """
-    first, total = _first(job), job.training.steps * job.training.batch
+    # Counted from the checkpoint: a run may be resumed with another batch.
+    start = job.start()
+    done = checkpoints.read_progress(start) if start else checkpoints.Progress()
+    first, total = done.sequences, done.sequences + (job.training.steps - done.step) * job.training.batch
     context = job.training.context
 
     def train_windows():

@@ -22,7 +22,7 @@ class Stop(click.ClickException):
     """One line on stderr, and an exit code."""
 
     def __init__(self, message: str, exit_code: int):
-        super().__init__(" ".join(str(message).split("\n")))
+        super().__init__(" ".join(str(message).split()))
         self.exit_code = exit_code
 
     def show(self, file=None):
@@ -68,7 +68,29 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Also show the logs of Ray and its workers.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """What the parser refuses is one line, too."""
+
+    def make_context(self, *args, **kwargs):
+        with _usage_in_one_line():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx):
+        with _usage_in_one_line():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _usage_in_one_line():
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        raise Stop(f"{error.format_message()} (see: {error.ctx.command_path} --help)", WRONG_INPUT) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringspan")
 def main() -> None:
     """Train and run language models whose context is a whole code base or a shelf of papers."""
@@ -95,6 +117,8 @@ def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
         out = absolute(out, "--out")
         paths = [absolute(path, "PATH") for path in paths]
         report = corpus.reusable(paths, out, tokenizer)
+        if report is None:
+            corpus.check_replaceable(out)
     if report is None:
         from cluster.launch import connected
 
@@ -128,9 +152,12 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     with wrong_input():
         if source is None and resume is None:
             raise ValueError("name a preset or a file (see: ringspan config), or --resume RUN")
+        if resume is not None and not Path(resume).is_dir():
+            raise ValueError(f"--resume {resume} is not a run folder")
         config = load_config(source if source is not None else str(Path(resume) / "config.yaml"), assignments)
-        default = resume or f"runs/{Path(source).stem if '/' not in source else source.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-        prepared = prepare(config, Path(out or default), Path(resume) if resume else None)
+        name = Path(source).stem if source and Path(source).is_file() else (source or "").replace("/", "-")
+        out = out or resume or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        prepared = prepare(config, Path(out), Path(resume) if resume else None)
     run = prepared.job.run
     click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
     with _stdout_for_the_answer() as stdout:

@@ -13,6 +13,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.launch import ClusterConfig
+from pipelines.paths import read_mapping
+from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec
 from workers.model.config import ModelConfig
 from workers.training.config import CheckpointConfig, TrainingConfig
@@ -33,6 +35,16 @@ class CorpusConfig:
     held_out_windows: int = 16
     positions: str = "restart"
 
+    def __post_init__(self):
+        if self.overlap is not None and self.overlap < 0:
+            raise ValueError(f"corpus.overlap is {self.overlap}; it must not be negative")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"corpus.held_out is {self.held_out}; it must be at least 0 and less than 1")
+        if self.held_out_windows < 0:
+            raise ValueError(f"corpus.held_out_windows is {self.held_out_windows}; it must not be negative")
+        if self.positions not in ("restart", "continue"):
+            raise ValueError(f"corpus.positions is {self.positions!r}; it must be restart or continue")
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
@@ -51,6 +63,10 @@ class AttentionConfig:
     layout: str = LAYOUTS[0]
     backend: str = "auto"
 
+    def __post_init__(self):
+        if self.backend != "auto" and self.backend not in BACKENDS:
+            raise ValueError(f"attention.backend is {self.backend!r}; it must be one of auto, {', '.join(BACKENDS)}")
+
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
@@ -63,7 +79,7 @@ class TrackingConfig:
 class Config(BaseModel):
     """Everything a training run is told."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
@@ -105,7 +121,7 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
             raise ValueError(f"--set {assignment!r}: the value is not valid YAML ({' '.join(str(error).split())[:100]})") from error
         if not isinstance(tree.get(section, {}), dict):
             raise ValueError(f"section {section!r} is {tree[section]!r}; it must hold keys")
-        tree[section] = {**tree.get(section, {}), name: _number(parsed)}
+        tree[section] = {**tree.get(section, {}), name: parsed}
     _check_keys(tree)
     try:
         return Config.model_validate(tree)
@@ -121,25 +137,10 @@ def _read(source: str) -> dict:
             near = difflib.get_close_matches(source, presets(), 1, 0.3)
             hint = f"; did you mean the preset {near[0]}?" if near else ""
             raise ValueError(f"{source!r} is neither a preset ({', '.join(presets())}) nor a file{hint}")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in tree.values()):
+    tree = read_mapping(path)
+    if not all(isinstance(section, dict) for section in tree.values()):
         raise ValueError(f"{path} must hold sections of keys, as `ringspan config` prints them")
-    return {section: {key: _number(value) for key, value in keys.items()} for section, keys in tree.items()}
-
-
-def _number(value):
-    """YAML reads 1e-3 as a string; people mean the number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return tree
 
 
 def _check_keys(tree: dict) -> None:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
+
+import psutil
 
 from cluster.launch import Data, check_resources, connected, launch
 from pipelines.config import Config
 from pipelines.corpus import TokenStore
 from pipelines.corpus.windows import WindowPlan, held_out
-from pipelines.paths import absolute
+from pipelines.paths import absolute, check_folder, read_mapping
 from pipelines.tracking import Tracker, absolute_uri, default_uri
 from pipelines.tracking.lines import read_rows
 from workers.mesh import MeshSpec
 from workers.model.config import ModelConfig, padded_vocabulary
 from workers.training import checkpoint as checkpoints
 from workers.training.loop import Job
+
+log = logging.getLogger(__name__)
+WORKER_BYTES = 400 << 20  # resident, with torch imported and no model
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,9 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     Raises ValueError, one line, for whatever a user got wrong.
     """
     run = absolute(run, "--out")
+    check_folder(run, "--out")
     mesh = config.mesh_spec()
+    _check_machine(mesh)
     config.training.micro_steps(mesh.dp)
     if config.corpus.store is None:
         raise ValueError("corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`, then --set corpus.store=STORE")
@@ -94,6 +103,16 @@ def _write_run_folder(prepared: Prepared) -> dict[str, str]:
     return corpus
 
 
+def _check_machine(mesh: MeshSpec) -> None:
+    """Refuse a mesh that this machine could not even hold empty, where no cluster was named to hold it."""
+    memory = psutil.virtual_memory().total
+    if not os.environ.get("RAY_ADDRESS") and mesh.world * WORKER_BYTES > memory:
+        raise ValueError(
+            f"the mesh's {mesh.world} workers need some {mesh.world * WORKER_BYTES >> 30} GiB before they do anything, this machine has "
+            f"{memory >> 30} GiB; use a smaller mesh, or name a cluster with RAY_ADDRESS"
+        )
+
+
 def _model_for(model: ModelConfig, store: TokenStore) -> ModelConfig:
     size = store.tokenizer.vocab_size
     if model.vocab_size is None:
@@ -108,24 +127,26 @@ def _model_for(model: ModelConfig, store: TokenStore) -> ModelConfig:
 
 def _checkpoint(run: Path, resume: Path | None, model: ModelConfig, store: TokenStore, steps: int) -> Path | None:
     """The checkpoint to start from, after checking that it is of this model and tokenizer."""
-    own = checkpoints.latest(run / "checkpoints")
+    resume = absolute(resume, "--resume") if resume is not None else None
+    used = checkpoints.latest(run / "checkpoints") is not None or (run / "metrics.jsonl").exists()
+    if used and (resume is None or run.resolve() != resume.resolve()):  # its own checkpoint would be taken, whatever is resumed
+        raise ValueError(f"{run} holds a run already; give --resume {run} to go on with it, or another --out")
     if resume is None:
-        if own is not None or (run / "metrics.jsonl").exists():
-            raise ValueError(f"{run} holds a run already; give --resume {run} to go on with it, or another --out")
         return None
-    resume = absolute(resume, "--resume")
     if not resume.is_dir():
         raise ValueError(f"--resume {resume} is not a run folder")
     start = checkpoints.latest(resume / "checkpoints")
     if start is None:
         raise ValueError(f"{resume} holds no finished checkpoint to resume from")
-    was = checkpoints.read_model(start)
+    was = dataclasses.asdict(checkpoints.read_model(start))
     for name, value in dataclasses.asdict(model).items():
         if was[name] != value:
             raise ValueError(f"{start} is a checkpoint of another model: model.{name} is {was[name]} there and {value} here")
-    tokenizer = json.loads((resume / "corpus.json").read_text())["tokenizer"]
-    if tokenizer != store.tokenizer.fingerprint:
+    corpus = read_mapping(resume / "corpus.json")
+    if corpus.get("tokenizer") != store.tokenizer.fingerprint:
         raise ValueError(f"{store.folder} was made with another tokenizer ({store.tokenizer.name}) than the run {resume} was trained on")
+    if corpus.get("fingerprint") != store.fingerprint:
+        log.warning("%s is another corpus than the run was trained on; its windows go on at the number the run had reached", store.folder)
     done = checkpoints.read_progress(start).step
     if done >= steps:
         raise ValueError(f"{resume} has done {done} steps already and training.steps is {steps}; raise it to go on")

@@ -63,7 +63,7 @@ class MeshSpec:
         """
         if self.dp == -1:
             workers = self.ranks_per_group if workers is None else workers
-            if workers % self.ranks_per_group:
+            if workers < 1 or workers % self.ranks_per_group:
                 raise ValueError(
                     f"{workers} workers cannot be split into groups of ring × ulysses × tp = "
                     f"{self.ring} × {self.ulysses} × {self.tp} = {self.ranks_per_group}; "

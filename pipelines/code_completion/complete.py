@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from pipelines.code_completion.prompt import Prompt, build_prompt, parse_cursor
+from pipelines.config import load_config
 from pipelines.corpus.tokenizer import load_tokenizer
 
 
@@ -31,6 +31,8 @@ def checkpoint_of(path: Path) -> tuple[Path, Path]:
 
     if not path.is_dir():
         raise ValueError(f"--checkpoint {path} is not a folder; give a run or one of its checkpoints")
+    if path.suffix == checkpoints.PARTIAL:
+        raise ValueError(f"--checkpoint {path} was never finished; give the run, or a checkpoint without {checkpoints.PARTIAL}")
     if (path / "state.json").is_file():
         return path.parent.parent, path
     latest = checkpoints.latest(path / "checkpoints")
@@ -51,12 +53,16 @@ def complete(
     if not repo.is_dir():
         raise ValueError(f"--repo {repo} is not a folder")
     cursor = parse_cursor(at, repo)
-    trained = yaml.safe_load((run / "config.yaml").read_text())["training"]["context"]
+    trained = load_config(str(run / "config.yaml")).training.context
     context = trained if context is None else context
     if context > trained:
         raise ValueError(f"--context {context} is more than the {trained} tokens that the run was trained at")
     if not 0 < new_tokens < context:
         raise ValueError(f"--max-tokens is {new_tokens}; it must be at least 1 and leave room for a prompt in {context} tokens")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"--temperature is {temperature}; it must be at least 0")
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"--seed is {seed}; it must lie in 0–2⁶⁴ − 1")
     tokenizer = load_tokenizer(run)
     prompt = build_prompt(repo, cursor, tokenizer, context - new_tokens)
     return _answer(prompt, checkpoint, tokenizer, new_tokens, temperature, seed)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from pipelines.corpus.sources import Unreadable, find_code, read_text
+from pipelines.corpus.sources import SourceFile, Unreadable, find_code, read_text, unwanted
 from pipelines.corpus.tokenizer import Tokenizer
+
+SMALLEST_FILE = 16  # tokens; for less room than that no file is looked at
+MOST_BYTES_PER_TOKEN = 16  # of ordinary code, by any tokenizer: what is larger than that cannot fit and is not read
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Prompt:
 def parse_cursor(text: str, repo: Path) -> Cursor:
     """``FILE:LINE:COL``, FILE relative to the repository (or absolute). Raises ValueError in one line."""
     name, line, column = (text.rsplit(":", 2) + ["", ""])[:3]
-    if not (name and line.isdigit() and column.isdigit() and int(line) and int(column)):
+    if not (name and line.isdecimal() and column.isdecimal() and int(line) and int(column)):
         raise ValueError(f"--at {text!r} is not FILE:LINE:COL, as in src/parser.py:120:9 (both count from 1)")
     path = repo / name
     if not path.is_file():
@@ -68,21 +72,26 @@ def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int) 
     before, newline = text_before(cursor)
     ids = np.concatenate([[tokenizer.end_of_text], tokenizer.encode(before)])[-budget:].tolist()
     files = [_relative(cursor.file, repo)]
-    for path in _by_distance(repo, cursor.file):
-        if len(ids) >= budget:
+    for file in _by_distance(repo, cursor.file):
+        left = budget - len(ids)
+        if left < SMALLEST_FILE:
             break
+        if file.size > left * MOST_BYTES_PER_TOKEN:
+            continue
         try:
-            text = read_text(path).text
+            text = read_text(file.path).text
         except Unreadable:
             continue  # not a file that ingest would have kept either
+        if not text or unwanted(text):
+            continue
         document = [tokenizer.end_of_text, *tokenizer.encode(text).tolist()]
-        if text and len(document) + len(ids) <= budget:
+        if len(document) <= left:
             ids = document + ids
-            files.insert(0, _relative(path, repo))
+            files.insert(0, _relative(Path(file.path), repo))
     return Prompt(ids, files, newline)
 
 
-def _by_distance(repo: Path, file: Path) -> list[Path]:
+def _by_distance(repo: Path, file: Path) -> list[SourceFile]:
     """The repository's other files, those with the longest common folder first."""
     try:
         found, _ = find_code([repo])
@@ -90,15 +99,12 @@ def _by_distance(repo: Path, file: Path) -> list[Path]:
         return []
     parts = file.resolve().parts
 
-    def distance(path: Path) -> tuple:
-        common = 0
-        for ours, theirs in zip(parts, path.parts):
-            if ours != theirs:
-                break
-            common += 1
+    def distance(other: SourceFile) -> tuple:
+        path = Path(other.path)
+        common = len(os.path.commonpath([path, file.resolve()]).split(os.sep))
         return (len(parts) + len(path.parts) - 2 * common, path.as_posix())
 
-    return sorted((Path(f.path) for f in found if Path(f.path) != file.resolve()), key=distance)
+    return sorted((other for other in found if Path(other.path) != file.resolve()), key=distance)
 
 
 def _relative(path: Path, repo: Path) -> str:

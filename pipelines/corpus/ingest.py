@@ -45,6 +45,7 @@ from pipelines.corpus.store import (
     write_manifest,
 )
 from pipelines.corpus.tokenizer import FILE_NAME, ByteTokenizer, Tokenizer, load_tokenizer, parse_spec, train_bpe
+from pipelines.paths import check_folder
 
 SHARD_BYTES = 64 << 20
 TRAINING_BYTES = 64 << 20  # of text that a byte-pair encoding is trained on; merges hardly change beyond
@@ -102,7 +103,7 @@ def ingest_code(
         return _report(store, started, reused=True)
     if not ray.is_initialized():
         raise ValueError("Ray is not running here: call ray.init() before ingest_code")
-    _check_replaceable(out)
+    check_replaceable(out)
     partial = out.with_name(f".{out.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     with _locked(partial, out):
@@ -320,12 +321,11 @@ def _tidy(partial: Path, shards: int) -> None:
             path.unlink()
 
 
-def _check_replaceable(out: Path) -> None:
+def check_replaceable(out: Path) -> None:
     """Only a token store gives way to a new one: nothing else in `out` is ever deleted."""
+    check_folder(out, "--out")
     if not out.exists():
         return
-    if not out.is_dir():
-        raise ValueError(f"{out} is a file; name a folder for the token store")
     ours = {MANIFEST, SKIPPED, FILE_NAME, _RECORD}
     names = set(os.listdir(out)) - ours
     foreign = sorted(name for name in names if not (name.startswith("shard-") and name.endswith(".arrow")))

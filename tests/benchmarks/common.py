@@ -131,7 +131,7 @@ def write_start(model: dict, peers: str, run: str) -> str:
     for name, parameter in decoder.named_parameters():
         set_parameter(parameter, weights.pop(name if name.startswith("lm_head") else f"model.{name}"))
     assert not weights, f"weights that the model has no place for: {sorted(weights)}"
-    saver = Checkpointer(job.checkpoint_folder, 1, asdict(config))
+    saver = Checkpointer(job.checkpoint_folder, 1, config)
     saver.save(Progress(), decoder, build_optimizer(decoder, config=job.training))
     saver.finish()
     return str(latest(job.checkpoint_folder))

@@ -9,7 +9,7 @@ import torch
 
 from workers.attention import Pattern
 from workers.inference.cache import KVCache
-from workers.model import Decoder, ModelConfig
+from workers.model import Decoder
 from workers.training import checkpoint as checkpoints
 
 PREFILL_TOKENS = 2048  # the most logits and activations that a long prompt ever needs at once
@@ -18,7 +18,7 @@ PREFILL_TOKENS = 2048  # the most logits and activations that a long prompt ever
 def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
     """The model of a training checkpoint, whole on one device, whatever mesh wrote it."""
     with torch.device("meta"):
-        model = Decoder(ModelConfig(**checkpoints.read_model(checkpoint)))
+        model = Decoder(checkpoints.read_model(checkpoint))
     model.to_empty(device=device)
     model.tie()
     checkpoints.load(checkpoint, model)

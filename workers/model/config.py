@@ -26,9 +26,12 @@ class ModelConfig:
     qk_norm: bool = False
 
     def __post_init__(self):
-        for name in ("dim", "layers", "heads", "ffn_dim"):
-            if getattr(self, name) < 1:
+        for name in ("dim", "layers", "heads", "head_dim", "ffn_dim", "vocab_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("norm_eps", "rope_theta"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be more than 0")
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.kv_heads < 1 or self.heads % self.kv_heads:

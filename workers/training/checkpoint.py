@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from workers.model.config import ModelConfig
+
 log = logging.getLogger(__name__)
 PARTIAL = ".partial"
 
@@ -45,12 +47,20 @@ def latest(folder: Path) -> Path | None:
 
 
 def read_progress(path: Path) -> Progress:
-    return Progress(**json.loads((path / "state.json").read_text())["progress"])
+    """Where the run stood. Raises ValueError, naming the file, when it does not say so."""
+    return _state(path, "progress", lambda fields: Progress(**fields))
 
 
-def read_model(path: Path) -> dict:
-    """The model's shape, as the fields of a ModelConfig."""
-    return json.loads((path / "state.json").read_text())["model"]
+def read_model(path: Path) -> ModelConfig:
+    """The model's shape. Raises ValueError, naming the file, when it does not say so."""
+    return _state(path, "model", lambda fields: ModelConfig(**fields))
+
+
+def _state(path: Path, part: str, parse):
+    try:
+        return parse(json.loads((path / "state.json").read_text())[part])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path / 'state.json'} is damaged: {part} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
@@ -61,6 +71,7 @@ def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | No
     state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     if optimizer is not None:
         for name, parameter in model.named_parameters():
+            assert parameter in optimizer.state, f"{name} is not the parameter that the optimizer moves"
             for key, value in optimizer.state[parameter].items():
                 state[f"optimizer.{name}.{key}"] = value
         state["random"] = torch.get_rng_state()
@@ -74,8 +85,8 @@ class Checkpointer:
     with the last good checkpoint.
     """
 
-    def __init__(self, folder: Path, keep: int, model_fields: dict):
-        self._folder, self._keep, self._model_fields = Path(folder), keep, model_fields
+    def __init__(self, folder: Path, keep: int, model: ModelConfig):
+        self._folder, self._keep, self._model = Path(folder), keep, model
         self._group = dist.new_group(backend="gloo")  # the writer's own: its collectives run beside the step's
         self._poll_group = dist.new_group(backend="gloo")
         self._writing: tuple[Future, Path] | None = None
@@ -90,9 +101,18 @@ class Checkpointer:
         self.finish()
         target = self._folder / f"step-{progress.step:08d}"
         partial = target.with_name(target.name + PARTIAL)
+        error = None
         if self._main:
-            partial.mkdir(parents=True, exist_ok=True)
-            (partial / "state.json").write_text(json.dumps({"progress": asdict(progress), "model": self._model_fields}, indent=1))
+            try:
+                partial.mkdir(parents=True, exist_ok=True)
+                (partial / "state.json").write_text(json.dumps({"progress": asdict(progress), "model": asdict(self._model)}, indent=1))
+            except OSError as caught:  # a full disk, which the other ranks must learn of
+                error = caught
+        failed = torch.tensor(0 if error is None else 1)
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
+        if failed.item():
+            self._give_up(target, error)
+            return
         writer = dcp.FileSystemWriter(partial, thread_count=1)
         future = dcp.async_save(training_state(model, optimizer), storage_writer=writer, process_group=self._group)
         self._writing = (future, target)
@@ -106,8 +126,7 @@ class Checkpointer:
         failed = torch.tensor(0 if error is None else 1)
         dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
         if failed.item():
-            if error is not None:
-                log.warning("checkpoint %s was not written: %s; the run goes on with the one before", target.name, _one_line(error))
+            self._give_up(target, error)
             return
         if self._main:
             partial = target.with_name(target.name + PARTIAL)
@@ -116,6 +135,13 @@ class Checkpointer:
             os.rename(partial, target)
             for old in checkpoints(self._folder)[: -self._keep]:
                 shutil.rmtree(old)
+
+    def _give_up(self, target: Path, error: BaseException | None) -> None:
+        """Say why on the ranks where it failed, and free what the write had taken of the disk."""
+        if error is not None:
+            log.warning("checkpoint %s was not written: %s; the run goes on with the one before", target.name, _one_line(error))
+        if self._main:
+            shutil.rmtree(target.with_name(target.name + PARTIAL), ignore_errors=True)
 
     def poll(self) -> None:
         """Finish the write in flight if every rank's part is done; never waits for the disk. A small collective."""
@@ -132,7 +158,10 @@ def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | 
     state = training_state(model, optimizer)
     with warnings.catch_warnings():  # on one process torch warns that there are no others
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
+        try:
+            dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
+        except dcp.api.CheckpointException as error:  # not an Exception to Python
+            raise ValueError(f"{path} cannot be read: {_one_line(next(iter(error.failures.values()))[0])}") from None
     if optimizer is not None:
         torch.set_rng_state(state["random"])
     return read_progress(path)

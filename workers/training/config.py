@@ -46,6 +46,15 @@ class TrainingConfig:
         for name in ("warmup_steps", "evaluate_every", "learning_rate", "weight_decay", "clip", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"training.{name} is {getattr(self, name)}; it must not be negative")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"training.{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
+        if self.eps <= 0:
+            raise ValueError(f"training.eps is {self.eps}; it must be more than 0")
+        if not 0 <= self.final_ratio <= 1:
+            raise ValueError(f"training.final_ratio is {self.final_ratio}; it must lie in 0–1")
+        if self.seed >= 1 << 32:
+            raise ValueError(f"training.seed is {self.seed}; it must be less than 2³²")
         if self.decay not in ("constant", "linear", "cosine"):
             raise ValueError(f"training.decay is {self.decay!r}; it must be constant, linear or cosine")
         if self.precision not in ("fp32", "bf16"):

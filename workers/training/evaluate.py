@@ -7,6 +7,7 @@ from typing import Iterator
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from workers.training.batch import receive
 from workers.training.loss import token_losses
@@ -43,6 +44,8 @@ def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Windo
         bucket = torch.bucketize(batch.positions[valid], boundaries, right=True)
         totals[0].scatter_add_(0, bucket, losses[valid].double())
         totals[1].scatter_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
+    if isinstance(model, FSDPModule):
+        model.reshard()  # the root keeps whole weights for a backward that never comes; a checkpoint would find those
     totals /= mesh.spec.tp  # every tensor rank counted the same tokens
     dist.all_reduce(totals)
     loss, targets = totals.sum(1).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator
@@ -88,7 +88,7 @@ def train(
     progress = Progress()
     if (start := job.start()) is not None:
         progress = checkpoints.load(start, model, optimizer)
-    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, asdict(job.model))
+    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model)
     guard = Guard(config.skips_in_a_row, progress.skipped_steps)
     meter = Meter(mesh)
     main = dist.get_rank() == 0

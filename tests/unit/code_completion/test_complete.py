@@ -27,7 +27,7 @@ def untrained_run(folder: Path, store: Path) -> Path:
     try:
         job = prepared.job
         model = build_model(job, MeshSpec().build("cpu"))
-        saver = Checkpointer(job.checkpoint_folder, 2, vars(job.model))
+        saver = Checkpointer(job.checkpoint_folder, 2, job.model)
         saver.save(Progress(step=2, sequences=2), model, build_optimizer(model, job.training))
         saver.finish()
     finally:

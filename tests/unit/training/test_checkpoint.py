@@ -44,7 +44,7 @@ def step(model, optimizer):
 
 
 def saver(folder, keep: int = 2) -> Checkpointer:
-    return Checkpointer(folder, keep, asdict(CONFIG))
+    return Checkpointer(folder, keep, CONFIG)
 
 
 def names(folder) -> list[str]:
@@ -54,7 +54,7 @@ def names(folder) -> list[str]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path, variant):
     model, optimizer = stepped(VARIANTS[variant])
-    writer = Checkpointer(tmp_path, 2, asdict(VARIANTS[variant]))
+    writer = Checkpointer(tmp_path, 2, VARIANTS[variant])
     progress = Progress(step=2, tokens=31, sequences=4, skipped_steps=1)
     torch.manual_seed(5)
     writer.save(progress, model, optimizer)
@@ -70,7 +70,7 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path, variant):
     step(again, restored)
     for (name, a), b in zip(model.named_parameters(), again.parameters()):
         assert torch.equal(a, b), name
-    assert checkpoints.read_model(checkpoints.latest(tmp_path)) == asdict(VARIANTS[variant])
+    assert checkpoints.read_model(checkpoints.latest(tmp_path)) == VARIANTS[variant]
 
 
 def test_what_is_being_written_is_not_the_latest(tmp_path):
