@@ -12,6 +12,7 @@ from typing import Callable, Iterator, Protocol
 
 import numpy as np
 import pyarrow as pa
+import ray
 import ray.data
 import ray.train
 from ray.data import Datasource, ExecutionOptions, ExecutionResources, ReadTask
@@ -43,7 +44,8 @@ class Windows(Datasource):
 
     def __init__(self, reader: WindowReader, context: int, dp: int, first: int, stop: int):
         super().__init__()
-        self._reader, self._context, self._dp, self._first, self._stop = reader, context, dp, first, stop
+        self._context, self._dp, self._first, self._stop = context, dp, first, stop
+        self._reader = ray.put(reader)  # once, and not with each of the tasks
         self._in_block = windows_per_block(context)
         self.blocks = math.ceil((stop - first) / (dp * self._in_block)) * dp
 
@@ -56,14 +58,18 @@ class Windows(Datasource):
             blocks = range(first, min(self.blocks, first + BLOCKS_PER_TASK))
             rows = len(blocks) * self._in_block
             metadata = BlockMetadata(num_rows=rows, size_bytes=rows * self._context * BYTES_PER_TOKEN, input_files=None, exec_stats=None)
-            tasks.append(ReadTask(lambda blocks=blocks: map(self._block, blocks), metadata))
+            tasks.append(ReadTask(lambda blocks=blocks: self._read(blocks), metadata))
         return tasks
 
-    def _block(self, index: int) -> pa.Table:
+    def _read(self, blocks: range) -> Iterator[pa.Table]:
+        reader = ray.get(self._reader)
+        return (self._block(reader, index) for index in blocks)
+
+    def _block(self, reader: WindowReader, index: int) -> pa.Table:
         turn, group = divmod(index, self._dp)
         first = self._first + turn * self._in_block * self._dp + group
         numbers = range(first, first + self._in_block * self._dp, self._dp)
-        windows = [self._reader.read(n) if n < self._stop else blank(n, self._context) for n in numbers]
+        windows = [reader.read(n) if n < self._stop else blank(n, self._context) for n in numbers]
         columns = {"number": pa.array(numbers)}
         for name in Window._fields[1:]:
             values = np.concatenate([getattr(window, name) for window in windows])
@@ -82,7 +88,8 @@ class MeshDataConfig(ray.train.DataConfig):
 
     def __init__(self, dp: int, ranks_per_group: int, context: int):
         self._block_bytes = windows_per_block(context) * context * BYTES_PER_TOKEN
-        limits = ExecutionResources.for_limits(object_store_memory=max(64 << 20, 16 * dp * self._block_bytes))
+        # One CPU for each dataset: tasks that wait for a slow consumer keep theirs, and would leave an evaluation none.
+        limits = ExecutionResources.for_limits(cpu=1, object_store_memory=max(64 << 20, 16 * dp * self._block_bytes))
         super().__init__(execution_options=ExecutionOptions(preserve_order=True, resource_limits=limits))
         self._dp, self._ranks_per_group = dp, ranks_per_group
 

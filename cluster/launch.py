@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from cluster import feed
 from workers.mesh import MeshSpec
 from workers.training import checkpoint as checkpoints
+from workers.training.guard import Diverged
 from workers.training.loop import STOP_FILE, Job, train
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ClusterConfig:
     """workers: ranks; null is as many as the mesh needs. cpus_per_worker and gpus_per_worker: what each reserves;
-    gpus_per_worker null is 1 where the cluster has GPUs, else 0. max_failures: restarts after a lost worker or node.
+    gpus_per_worker null is 1 where the cluster has one for every worker, else 0. max_failures: restarts after a lost worker or node.
     collective_timeout: seconds after which a rank that waits for a lost one gives up.
     """
 
@@ -86,7 +87,7 @@ def connected(cpus: int, verbose: bool = False):
         ray.shutdown()
 
 
-def check_resources(mesh: MeshSpec, config: ClusterConfig) -> None:
+def check_resources(job: Job, mesh: MeshSpec, config: ClusterConfig) -> None:
     """Raise ClusterTooSmall when the cluster, as it stands, cannot hold the workers and the tasks that read their data.
 
     A cluster that can grow (RINGSPAN_AUTOSCALING=1, which ray_cluster.yaml sets) is not held to what it has now.
@@ -94,20 +95,26 @@ def check_resources(mesh: MeshSpec, config: ClusterConfig) -> None:
     if os.environ.get("RINGSPAN_AUTOSCALING"):
         return
     have = ray.cluster_resources()
-    gpus = gpus_per_worker(config)
-    need = {"CPU": mesh.world * config.cpus_per_worker + 1, "GPU": mesh.world * gpus}
+    gpus = gpus_per_worker(mesh, config)
+    streams = 2 if job.held_out else 1
+    need = {"CPU": mesh.world * config.cpus_per_worker + streams, "GPU": mesh.world * gpus}
     for kind, amount in need.items():
         if amount > have.get(kind, 0):
             raise ClusterTooSmall(
                 f"the mesh's {mesh.world} workers and their data need {amount} {kind}s, the cluster has {have.get(kind, 0):g}; "
                 f"use a smaller mesh, or a larger cluster (locally: ray start --head --num-cpus={need['CPU']})"
+                + ("; --set cluster.gpus_per_worker=0 trains on CPUs" if kind == "GPU" else "")
             )
 
 
-def gpus_per_worker(config: ClusterConfig) -> int:
+def gpus_per_worker(mesh: MeshSpec, config: ClusterConfig) -> int:
+    """What the configuration says, else 1 where the cluster has a GPU for every worker."""
     if config.gpus_per_worker is not None:
         return config.gpus_per_worker
-    return 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if 0 < gpus < mesh.world:
+        log.warning("the cluster's %d GPUs are too few for %d workers: training on CPUs", gpus, mesh.world)
+    return 1 if gpus >= mesh.world else 0
 
 
 def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
@@ -116,21 +123,18 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
     Ctrl-C or SIGTERM asks the ranks to save and end after the present step; a second one raises KeyboardInterrupt.
     Returns what rank 0's ``train`` returned. Raises RunFailed.
     """
-    # Counted from the checkpoint: a run may be resumed with another batch.
-    start = job.start()
-    done = checkpoints.read_progress(start) if start else checkpoints.Progress()
-    first, total = done.sequences, done.sequences + (job.training.steps - done.step) * job.training.batch
     context = job.training.context
 
     def train_windows():
         # Called at every start of the worker group: after a failure the data goes on where the checkpoint stands.
-        return feed.dataset(data.train, context, mesh.dp, _first(job), total)
+        _, done = job.start()
+        left = (job.training.steps - done.step) * job.training.batch
+        return feed.dataset(data.train, context, mesh.dp, done.sequences, done.sequences + left)
 
     datasets = {"train": train_windows}
     if job.held_out:
         datasets["held_out"] = lambda: feed.dataset(data.held_out, context, mesh.dp, 0, data.held_out_windows)
-    assert first < total, "the run is complete already"
-    use_gpu = gpus_per_worker(config)
+    use_gpu = gpus_per_worker(mesh, config)
     resources = {"CPU": config.cpus_per_worker, **({"GPU": use_gpu} if use_gpu else {})}
     trainer = TorchTrainer(
         _rank,
@@ -147,11 +151,17 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
     (job.run / STOP_FILE).unlink(missing_ok=True)
     try:
         with _signals_ask_to_stop(job.run / STOP_FILE):
-            return _fit(trainer)
+            result = _fit(trainer)
     except TrainingFailedError as error:
-        latest = checkpoints.latest(job.checkpoint_folder)
-        where = f"the last checkpoint is {latest}" if latest else "there is no checkpoint yet"
-        raise RunFailed(f"{_cause(error)}; {where}; each rank's log is in {job.run / 'logs'}") from error
+        raise RunFailed(f"{_cause(error)}; {_where(job)}") from error
+    if "diverged" in result:
+        raise RunFailed(f"{result['diverged']}; {_where(job)}")
+    return result
+
+
+def _where(job: Job) -> str:
+    latest = checkpoints.latest(job.checkpoint_folder)
+    return f"{f'the last checkpoint is {latest}' if latest else 'there is no checkpoint yet'}; each rank's log is in {job.run / 'logs'}"
 
 
 def _fit(trainer: TorchTrainer) -> dict:
@@ -194,12 +204,6 @@ def _signals_ask_to_stop(stop_file: Path):
             signal.signal(number, handler)
 
 
-def _first(job: Job) -> int:
-    """The first sequence that the run has not learnt yet."""
-    start = job.start()
-    return checkpoints.read_progress(start).sequences if start else 0
-
-
 def _cause(error: TrainingFailedError) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     if failures:
@@ -226,8 +230,11 @@ def _rank(arguments: dict) -> dict:
     split = ray.train.get_dataset_shard("train")
     held_out = ray.train.get_dataset_shard("held_out") if job.held_out else None
     assert (split is not None) == mesh.is_leader, "splits and leaders disagree"
-    stream = feed.windows(split, _first(job) + mesh.dp_rank, spec.dp) if mesh.is_leader else None
-    return train(job, mesh, stream, feed.fresh(held_out, mesh.dp_rank, spec.dp) if held_out is not None else None)
+    stream = (lambda first: feed.windows(split, first + mesh.dp_rank, spec.dp)) if mesh.is_leader else None
+    try:
+        return train(job, mesh, stream, feed.fresh(held_out, mesh.dp_rank, spec.dp) if held_out is not None else None)
+    except Diverged as error:  # an answer, not a failure: a restart would only diverge again
+        return {"diverged": str(error)}
 
 
 def _check_placement(mesh) -> None:

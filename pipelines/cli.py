@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -41,13 +42,22 @@ def wrong_input():
 def _answer(as_json: bool, value: dict, text, stdout=None) -> None:
     """The result: one JSON object as the last line of stdout, or ``text`` (a string or a rich renderable)."""
     if as_json:
-        click.echo(json.dumps(value), file=stdout)
+        click.echo(json.dumps(_plain(value), allow_nan=False), file=stdout)
     elif isinstance(text, str):
         click.echo(text, file=stdout)
     else:
         from rich.console import Console
 
         Console(file=stdout).print(text)
+
+
+def _plain(value):
+    """JSON has no NaN: what is not finite is null."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager
@@ -65,7 +75,10 @@ def _stdout_for_the_answer():
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
-verbose_option = click.option("-v", "--verbose", is_flag=True, help="Also show the logs of Ray and its workers.")
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Show more of what happens, also in Ray and its workers.",
+    callback=lambda context, option, value: logging.getLogger().setLevel(logging.INFO if value else logging.WARNING) or value,
+)  # fmt: skip
 
 
 class _Commands(click.Group):
@@ -122,8 +135,13 @@ def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
     if report is None:
         from cluster.launch import connected
 
-        with _stdout_for_the_answer(), connected(cpus=_cpus(), verbose=verbose), wrong_input(), _bar("ingest") as progress:
-            report = corpus.ingest_code(paths, out, tokenizer, progress=progress)
+        with _stdout_for_the_answer(), connected(cpus=_cpus(), verbose=verbose), _bar("ingest") as progress:
+            try:
+                report = corpus.ingest_code(paths, out, tokenizer, progress=progress)
+            except ValueError as error:
+                raise Stop(str(error), WRONG_INPUT) from error
+            except OSError as error:
+                raise Stop(f"ingest failed: {error}; what is finished is kept, the same command goes on", FAILED) from error
     skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items())
     skipped = f"{skipped} (listed in {report.folder}/skipped.jsonl)" if skipped else "nothing"
     how = "unchanged, reused" if report.reused else f"{report.megabytes_per_second:.1f} MB/s, {report.tokens_per_second:,.0f} tokens/s"
@@ -187,7 +205,8 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--context", type=int, help="Most tokens of prompt and answer; by default what the run was trained at.")
 @json_option
-def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_json) -> None:
+@verbose_option
+def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_json, verbose) -> None:
     """Complete code at a cursor."""
     from pipelines.code_completion.complete import complete as run_completion
 
@@ -202,7 +221,8 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
 @click.argument("source", required=False, metavar="[PRESET|FILE]")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a key; repeatable.")
 @json_option
-def config(source, assignments, as_json) -> None:
+@verbose_option
+def config(source, assignments, as_json, verbose) -> None:
     """Print a configuration with every key; without PRESET the defaults, and the names of the presets on stderr."""
     from pipelines.config import load_config, presets
 

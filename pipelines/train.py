@@ -14,7 +14,7 @@ from typing import Callable
 import psutil
 
 from cluster.launch import Data, check_resources, connected, launch
-from pipelines.config import Config
+from pipelines.config import Config, load_config
 from pipelines.corpus import TokenStore
 from pipelines.corpus.windows import WindowPlan, held_out
 from pipelines.paths import absolute, check_folder, read_mapping
@@ -57,7 +57,7 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     store = TokenStore.open(absolute(config.corpus.store, "corpus.store"))
     model = _model_for(config.model, store)
     mesh.check_model(model)
-    checkpoint = _checkpoint(run, resume, model, store, config.training.steps)
+    checkpoint = _checkpoint(run, resume, config, model, store)
     config = config.model_copy(update={"model": model, "corpus": dataclasses.replace(config.corpus, store=str(store.folder))})
     data = _data(config, store)
     per_group = math.ceil(data.held_out_windows / mesh.dp)
@@ -74,7 +74,7 @@ def execute(
 
     job, run, config = prepared.job, prepared.job.run, prepared.config
     with connected(cpus=prepared.mesh.world * config.cluster.cpus_per_worker + 4, verbose=verbose):
-        check_resources(prepared.mesh, config.cluster)
+        check_resources(job, prepared.mesh, config.cluster)
         corpus = _write_run_folder(prepared)
         tracker = Tracker(run, prepared.uri, config.tracking.experiment, run.name, on_step=on_step, on_evaluation=on_evaluation)
         tracker.start(config.model_dump(), {f"corpus.{key}": value for key, value in corpus.items()})
@@ -125,12 +125,14 @@ def _model_for(model: ModelConfig, store: TokenStore) -> ModelConfig:
     return model
 
 
-def _checkpoint(run: Path, resume: Path | None, model: ModelConfig, store: TokenStore, steps: int) -> Path | None:
-    """The checkpoint to start from, after checking that it is of this model and tokenizer."""
+def _checkpoint(run: Path, resume: Path | None, config: Config, model: ModelConfig, store: TokenStore) -> Path | None:
+    """The checkpoint to start from, after checking that it is of this model and tokenizer, and that its data goes on."""
     resume = absolute(resume, "--resume") if resume is not None else None
-    used = checkpoints.latest(run / "checkpoints") is not None or (run / "metrics.jsonl").exists()
-    if used and (resume is None or run.resolve() != resume.resolve()):  # its own checkpoint would be taken, whatever is resumed
-        raise ValueError(f"{run} holds a run already; give --resume {run} to go on with it, or another --out")
+    own = checkpoints.latest(run / "checkpoints") is not None
+    if (own or (run / "metrics.jsonl").exists()) and (resume is None or run.resolve() != resume.resolve()):
+        # Its own checkpoint would be taken, whatever is resumed.
+        way = f"give --resume {run} to go on with it, or another --out" if own else "it has no checkpoint to go on from; give another --out"
+        raise ValueError(f"{run} holds a run already; {way}")
     if resume is None:
         return None
     if not resume.is_dir():
@@ -145,12 +147,23 @@ def _checkpoint(run: Path, resume: Path | None, model: ModelConfig, store: Token
     corpus = read_mapping(resume / "corpus.json")
     if corpus.get("tokenizer") != store.tokenizer.fingerprint:
         raise ValueError(f"{store.folder} was made with another tokenizer ({store.tokenizer.name}) than the run {resume} was trained on")
-    if corpus.get("fingerprint") != store.fingerprint:
-        log.warning("%s is another corpus than the run was trained on; its windows go on at the number the run had reached", store.folder)
+    _check_data(resume, config, same_corpus=corpus.get("fingerprint") == store.fingerprint)
     done = checkpoints.read_progress(start).step
-    if done >= steps:
-        raise ValueError(f"{resume} has done {done} steps already and training.steps is {steps}; raise it to go on")
+    if done >= config.training.steps:
+        raise ValueError(f"{resume} has done {done} steps already and training.steps is {config.training.steps}; raise it to go on")
     return start
+
+
+def _check_data(resume: Path, config: Config, same_corpus: bool) -> None:
+    """Refuse a resume that would evaluate on what the run has learnt; warn of one whose windows are others than before."""
+    before = load_config(str(resume / "config.yaml"))
+    for section, key in (("corpus", "held_out"), ("training", "seed")):
+        was, now = (getattr(getattr(c, section), key) for c in (before, config))
+        if same_corpus and was != now:
+            raise ValueError(f"{section}.{key} is {was} in {resume} and {now} here: documents it was trained on would be held out; keep {was}")
+    same_windows = (before.training.context, before.corpus.overlap) == (config.training.context, config.corpus.overlap)
+    if not (same_corpus and same_windows):
+        log.warning("the windows are others than those of %s (another corpus, context or overlap); they go on at the number it had reached", resume)
 
 
 def _data(config: Config, store: TokenStore) -> Data:

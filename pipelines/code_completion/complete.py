@@ -29,6 +29,7 @@ def checkpoint_of(path: Path) -> tuple[Path, Path]:
     """
     from workers.training import checkpoint as checkpoints
 
+    path = path.resolve()
     if not path.is_dir():
         raise ValueError(f"--checkpoint {path} is not a folder; give a run or one of its checkpoints")
     if path.suffix == checkpoints.PARTIAL:

@@ -65,9 +65,10 @@ def text_before(cursor: Cursor) -> tuple[str, str]:
 
 
 def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int) -> Prompt:
-    """At most ``budget`` ids: end-of-text before each file, as in training; the cursor's file last, cut at its head if need be.
+    """At most ``budget`` ids: end-of-text before each file; the cursor's file last, cut at its head if need be.
 
-    Other files of the repository come before it, the nearest by path last, as many as fit whole.
+    Other files of the repository come before it, the nearest by path last, as many as fit whole. The model sees across
+    files here, which it did not while it learnt: there each file was a document of its own.
     """
     before, newline = text_before(cursor)
     ids = np.concatenate([[tokenizer.end_of_text], tokenizer.encode(before)])[-budget:].tolist()

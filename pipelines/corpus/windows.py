@@ -229,13 +229,15 @@ def held_out(store: TokenStore, fraction: float, seed: int = 0) -> tuple[np.ndar
 
     A hash of the path decides, so a file stays on its side when others are added. Where chance leaves one side
     without a token, the document nearest to the border moves over: with two or more documents that have tokens,
-    both sides have one. A fraction of 0 holds nothing out.
+    both sides have one; with a single one, training has it. A fraction of 0 holds nothing out.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"held-out fraction is {fraction}; it must be at least 0 and less than 1")
     hashes = np.array([_unit_hash(f"{seed}:{store.paths(i)}") for i in range(len(store))])
     out = hashes < fraction
     filled = np.flatnonzero(store.lengths > 0)
+    if len(filled) == 1:
+        out[filled] = False
     if fraction > 0 and len(filled) > 1:
         if not out[filled].any():
             out[filled[hashes[filled].argmin()]] = True

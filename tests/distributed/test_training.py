@@ -1,12 +1,18 @@
 """The laws of training: the mesh changes nothing but speed; nothing is lost to a crash, a resume or a bad gradient."""
 
 import dataclasses
+import os
+import time
+from pathlib import Path
 
 import pytest
+import torch
 
-from tests.distributed.training_cases import MODEL, losses, rows, run_training, with_steps
+from tests.distributed.training_cases import MODEL, TRAINING, losses, rows, run_training, with_steps
 from workers.mesh import MeshSpec
 from workers.training.config import CheckpointConfig
+from workers.training.loop import Job, build_model
+from workers.training.optimizer import build_optimizer
 
 MESHES = [
     MeshSpec(ring=2),
@@ -53,6 +59,14 @@ def test_the_mesh_changes_nothing_but_speed(world, one_process, tmp_path, spec):
         ]
 
 
+@pytest.mark.parametrize("spec", [MeshSpec(dp=2), MeshSpec(dp=2, ring=2)], ids=name_of)
+def test_accumulation_over_data_parallel_groups(world, tmp_path, spec):
+    training = with_steps(5, batch=4)
+    for name, mesh in {"one": MeshSpec(), "mesh": spec}.items():
+        world.run(run_training, ranks=mesh.world, spec=mesh, run=str(tmp_path / name), training=training)
+    assert_same_curve(tmp_path / "mesh", tmp_path / "one")
+
+
 VARIANTS = {
     "tied": dataclasses.replace(MODEL, tie_embeddings=True),
     "qwen": dataclasses.replace(MODEL, qkv_bias=True, qk_norm=True),
@@ -61,9 +75,12 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_law_holds_for_other_models(world, tmp_path, variant):
-    for name, spec in {"one": MeshSpec(), "mesh": MeshSpec(ring=2, tp=2)}.items():
-        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=VARIANTS[variant])
-    assert_same_curve(tmp_path / "mesh", tmp_path / "one")
+    specs = {"one": MeshSpec(), "ring and tensor": MeshSpec(ring=2, tp=2), "data and tensor": MeshSpec(dp=2, tp=2), "both": MeshSpec(ulysses=2, tp=2)}
+    model = dataclasses.replace(VARIANTS[variant], kv_heads=4)
+    for name, spec in specs.items():
+        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=model)
+    for name in list(specs)[1:]:
+        assert_same_curve(tmp_path / name, tmp_path / "one")
 
 
 def test_nine_query_heads_on_three_tensor_ranks(world, tmp_path):  # A4
@@ -151,6 +168,53 @@ def test_after_n_skips_the_checkpoint_is_restored_and_then_the_run_ends(world, t
 def test_only_the_newest_checkpoints_stay(world, tmp_path):
     world.run(run_training, ranks=2, spec=MeshSpec(ring=2), run=str(tmp_path), checkpoint=CheckpointConfig(every=2, keep=2))
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000008", "step-00000010"]
+
+
+def rotary_types(spec: MeshSpec, run: str):
+    from workers.model import decoder
+
+    seen, plain = [], decoder.rotate
+    decoder.rotate = lambda x, table: seen.append((x.dtype, table[0].dtype)) or plain(x, table)
+    try:
+        run_training(spec, run, training=with_steps(1, precision="bf16"))
+    finally:
+        decoder.rotate = plain
+    return set(seen)
+
+
+def test_positions_stay_float32_under_bf16(world, tmp_path):
+    for seen in world.run(rotary_types, ranks=2, spec=MeshSpec(ring=2), run=str(tmp_path)):
+        assert seen == {(torch.bfloat16, torch.float32)}
+
+
+def slow_rename(spec: MeshSpec, run: str):
+    """What each rank sees as the latest checkpoint right after ``finish``, when the rename on rank 0 takes its time."""
+    from workers.training import checkpoint as checkpoints
+
+    plain = os.rename
+
+    def late(*names):
+        time.sleep(0.5)
+        plain(*names)
+
+    os.rename = late
+    try:
+        mesh = spec.build("cpu")
+        job = Job(MODEL, TRAINING, CheckpointConfig(), Path(run))
+        model = build_model(job, mesh)
+        saver = checkpoints.Checkpointer(job.checkpoint_folder, 1, MODEL)
+        seen = []
+        for step in (1, 2):
+            saver.save(checkpoints.Progress(step=step), model, build_optimizer(model, TRAINING))
+            saver.finish()
+            seen.append(checkpoints.latest(job.checkpoint_folder).name)
+        return seen
+    finally:
+        os.rename = plain
+
+
+def test_all_ranks_see_the_same_latest_checkpoint(world, tmp_path):
+    assert world.run(slow_rename, ranks=2, spec=MeshSpec(ring=2), run=str(tmp_path)) == [["step-00000001", "step-00000002"]] * 2
 
 
 def test_bf16_follows_fp32(world, tmp_path):

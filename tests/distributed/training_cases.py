@@ -58,8 +58,6 @@ def run_training(
     mesh = spec.build("cpu")
     Path(run).mkdir(parents=True, exist_ok=True)
     job = Job(model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None)
-    start = job.start()
-    first = json.loads((start / "state.json").read_text())["progress"]["sequences"] if start else 0
 
     def after_backward(step, decoder):
         if step == die_at:
@@ -69,7 +67,7 @@ def run_training(
             gradient.view(-1)[0] = torch.nan
 
     leader = mesh.is_leader
-    windows = stream(first, training.context, mesh, spec.dp) if leader else None
+    windows = (lambda first: stream(first, training.context, mesh, spec.dp)) if leader else None
     fresh = (lambda: stream(10_000, training.context, mesh, spec.dp)) if leader else None
     try:
         return train(job, mesh, windows, fresh, after_backward)

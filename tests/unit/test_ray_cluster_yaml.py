@@ -88,14 +88,6 @@ def test_the_cluster_file_is_accepted(config):
     assert problems(config) == []
 
 
-def test_the_pools_that_the_code_asks_for_exist(config):
-    sources = [path for folder in ("cluster", "pipelines") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml")]
-    assert sources
-    asked = {pool for path in sources for pool in re.findall(r"""["']?pool["']?\s*[:=]\s*["'](\w+)["']""", path.read_text(encoding="utf-8"))}
-    offered = {node["labels"]["pool"] for node in config["available_node_types"].values()}
-    assert asked <= offered, f"the code selects {asked - offered}, ray_cluster.yaml offers {offered}"
-
-
 def change(*path, to=None, drop=False):
     def apply(config: dict) -> None:
         for key in path[:-1]:

@@ -52,7 +52,7 @@ def test_a_run_is_settled_and_written_down_in_full(prepared, code_store, tmp_pat
     assert run.job.model.vocab_size == 320  # 256 bytes and 8 control tokens, in whole 64s
     assert run.config.model == run.job.model
     assert run.config.corpus.store == str(code_store.resolve())
-    assert run.job.run == tmp_path / "run" and run.job.start() is None
+    assert run.job.run == tmp_path / "run" and run.job.start()[0] is None
     assert run.uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert load_config(None).model_validate(run.config.model_dump()) == run.config
 
@@ -124,12 +124,12 @@ def test_an_out_that_cannot_become_a_folder(prepared, tmp_path, out):
 
 def test_resume_goes_on_where_the_run_stands(prepared, finished):
     run = prepared(out="finished", resume=finished)
-    assert run.job.start().name == "step-00000002" and run.job.run == finished
+    assert run.job.start()[0].name == "step-00000002" and run.job.run == finished
 
 
 def test_resume_into_another_folder_starts_from_the_runs_checkpoint(prepared, finished):
     run = prepared(out="second", resume=finished)
-    assert run.job.start() == finished / "checkpoints/step-00000002" and run.job.run.name == "second"
+    assert run.job.start()[0] == finished / "checkpoints/step-00000002" and run.job.run.name == "second"
 
 
 def test_resume_into_a_folder_that_holds_another_run_is_refused(prepared, finished):

@@ -33,7 +33,7 @@ def attend(
     """
     _check(q, k, v, pattern, mesh)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    kernel = resolve(backend, q.device, q.dtype)
+    kernel = resolve(backend, q.device, q.dtype, q.shape[-1])
     if mesh is None:
         return RingAttention.apply(q, k, v, pattern, Ring(None, Traffic()), "contiguous", kernel, scale)
     if mesh.ulysses > 1:

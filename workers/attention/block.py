@@ -99,14 +99,15 @@ BACKENDS = {
 }
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """The backend called ``name``, or for ``auto`` the fastest one for the device and type.
+def resolve(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Backend:
+    """The backend called ``name``, or for ``auto`` the fastest one for the device, type and head size.
 
     Raises ValueError for a backend that cannot run there.
     """
     if name == "auto":
         if device.type == "cuda":
-            name = "cuda" if dtype in (torch.bfloat16, torch.float16) else "reference"
+            flash = dtype in (torch.bfloat16, torch.float16) and head_dim % 8 == 0 and head_dim <= 256
+            name = "cuda" if flash else "reference"
         else:
             name = "cpu"
     if name not in BACKENDS:

@@ -8,6 +8,7 @@ Build on the meta device, parallelize (``workers.parallel``), materialise with `
 from __future__ import annotations
 
 import math
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -103,12 +104,12 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """The same values on every mesh: each parameter is drawn whole from a generator seeded by its name, then sharded.
+        """The same values on every mesh: each parameter is drawn whole from a generator seeded by the run's seed and its name, then sharded.
 
         Normal with deviation 0.02; projections back into the residual stream 0.02 / √(2 · layers) (Radford et al. 2019).
         """
-        for index, (name, parameter) in enumerate(self.named_parameters()):
-            generator = torch.Generator().manual_seed(seed * 100_003 + index)
+        for name, parameter in self.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it looks at 32 bits only
             if parameter.ndim == 1:
                 whole = torch.zeros(parameter.shape) if name.endswith("bias") else torch.ones(parameter.shape)
             else:

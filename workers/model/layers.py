@@ -64,12 +64,9 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         gate, up = ctx.saved_tensors
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        grad_up = grad * silu
-        # d silu = σ + silu (1 − σ)
-        grad_gate = silu.addcmul_(silu, sigmoid, value=-1).add_(sigmoid).mul_(up).mul_(grad)
-        return grad_gate, grad_up
+        grad_gate = grad * up
+        torch.ops.aten.silu_backward.grad_input(grad_gate, gate, grad_input=grad_gate)
+        return grad_gate, F.silu(gate).mul_(grad)
 
 
 class MLP(nn.Module):

@@ -37,8 +37,8 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     a, b = x.chunk(2, dim=-1)
     out_a, out_b = out.chunk(2, dim=-1)
-    out_a.copy_(torch.mul(a, cos).addcmul_(b, sin, value=-1))
-    out_b.copy_(torch.mul(b, cos).addcmul_(a, sin))
+    torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=out_b).addcmul_(a, sin)
     return out
 
 

@@ -16,13 +16,19 @@ def parallelize(model: Decoder, mesh, *, backend: str = "auto", dtype: torch.dty
     2. Context: attention learns its mesh; everything else already works on local tokens with explicit positions.
     3. Data: FSDP2 over dp × cp, one unit a block, so that context ranks share weights and optimizer state as well.
        Gradients are **summed**: the loss is a sum over tokens, and the step divides once by the global count of targets.
+       A single rank has nothing to share; there FSDP is needed only to keep bfloat16 copies of the weights.
     """
     if mesh.spec.tp > 1:
         apply_tensor_parallel(model, mesh.tp)
     for block in model.layers:
         block.self_attn.mesh = mesh
         block.self_attn.backend = backend
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else MixedPrecisionPolicy()
+    if mesh.spec.world == 1 and dtype == torch.float32:
+        return model
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        # Inputs are left as they come: FSDP would cast the rotary table, too, and positions do not survive bfloat16.
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for unit in (*model.layers, model):
         fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy)
         unit.set_gradient_divide_factor(1.0)

@@ -130,11 +130,10 @@ class Checkpointer:
             return
         if self._main:
             partial = target.with_name(target.name + PARTIAL)
-            if target.exists():  # the same step again, after a resume from an earlier one
-                shutil.rmtree(target)
             os.rename(partial, target)
             for old in checkpoints(self._folder)[: -self._keep]:
                 shutil.rmtree(old)
+        dist.barrier(group=self._group)  # nobody asks for the latest before it has its name
 
     def _give_up(self, target: Path, error: BaseException | None) -> None:
         """Say why on the ranks where it failed, and free what the write had taken of the disk."""
@@ -153,7 +152,7 @@ class Checkpointer:
             self.finish()
 
 
-def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Progress:
+def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Read a checkpoint into a model (and optimizer) on whatever mesh they are on. A collective when distributed."""
     state = training_state(model, optimizer)
     with warnings.catch_warnings():  # on one process torch warns that there are no others
@@ -164,7 +163,6 @@ def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | 
             raise ValueError(f"{path} cannot be read: {_one_line(next(iter(error.failures.values()))[0])}") from None
     if optimizer is not None:
         torch.set_rng_state(state["random"])
-    return read_progress(path)
 
 
 def _one_line(error: BaseException) -> str:

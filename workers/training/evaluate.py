@@ -29,7 +29,8 @@ def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Windo
     """Held-out loss of ``count`` windows per data-parallel group. A collective.
 
     ``windows`` yields them on the group's leader and is None elsewhere. A target's position is the number of tokens of
-    its own document before it in the window, so a bucket says how the loss falls as context grows.
+    its own document before it in the window, so a bucket says how the loss falls as context grows (with positions that go on
+    through the window it is its place there).
 
     Returns ``loss`` (nats a target), ``targets`` and ``loss_by_position``: dicts of start, stop, loss, targets.
     """

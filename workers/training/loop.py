@@ -48,9 +48,10 @@ class Job:
     def checkpoint_folder(self) -> Path:
         return self.run / "checkpoints"
 
-    def start(self) -> Path | None:
-        """The checkpoint to start from: the run's own latest, else the one it resumes, else none."""
-        return checkpoints.latest(self.checkpoint_folder) or self.resume
+    def start(self) -> tuple[Path | None, Progress]:
+        """The checkpoint to start from (the run's own latest, else the one it resumes, else none), and where it stands."""
+        path = checkpoints.latest(self.checkpoint_folder) or self.resume
+        return path, checkpoints.read_progress(path) if path else Progress()
 
 
 def build_model(job: Job, mesh) -> Decoder:
@@ -68,14 +69,15 @@ def build_model(job: Job, mesh) -> Decoder:
 def train(
     job: Job,
     mesh,
-    windows: Iterator[Window] | None,
+    windows: Callable[[int], Iterator[Window]] | None,
     held_out: Callable[[], Iterator[Window]] | None = None,
     after_backward: Callable[[int, Decoder], None] | None = None,
 ) -> dict:
     """Train until ``job.training.steps``, or until asked to stop. Called by every rank.
 
     Args:
-        windows: on a group's leader the group's share of the global order, from the checkpoint's position on; None elsewhere.
+        windows: on a group's leader a function that gives its windows, from the group's first one at or after a sequence number
+            on; None elsewhere.
         held_out: on a leader, a fresh pass over the group's held-out windows.
         after_backward: called with (step, model) between backward and the norm; for fault injection in tests.
 
@@ -85,9 +87,10 @@ def train(
     config = job.training
     model = build_model(job, mesh)
     optimizer = build_optimizer(model, config)
-    progress = Progress()
-    if (start := job.start()) is not None:
-        progress = checkpoints.load(start, model, optimizer)
+    start, progress = _from_rank_0(job.start)
+    if start is not None:
+        checkpoints.load(start, model, optimizer)
+    stream = windows(progress.sequences) if windows is not None else None
     saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model)
     guard = Guard(config.skips_in_a_row, progress.skipped_steps)
     meter = Meter(mesh)
@@ -112,7 +115,7 @@ def train(
         totals = torch.zeros(4, dtype=torch.float64)  # loss, targets, squared norm, ranks that saw a request to stop
         for _ in range(config.micro_steps(mesh.spec.dp)):
             with meter.loading():
-                batch = receive(_take(windows, config.micro_batch), mesh, config.context)
+                batch = receive(_take(stream, config.micro_batch), mesh, config.context)
             head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
             micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head)
             micro_loss.backward()
@@ -128,19 +131,20 @@ def train(
         loss_sum, targets, squared, stop = totals.tolist()
 
         # The gradient so far is of the sum of the losses; the one division makes it that of their mean.
-        targets = max(targets, 1.0)
-        loss, norm = loss_sum / targets, squared**0.5 / targets
+        divisor = max(targets, 1.0)
+        loss, norm = loss_sum / divisor, squared**0.5 / divisor
         rate = learning_rate(config, step)
         if torch.isfinite(torch.tensor([loss, norm])).all():
             clip = min(1.0, config.clip / (norm + 1e-6)) if config.clip else 1.0
-            scale_(gradients, clip / targets)
+            scale_(gradients, clip / divisor)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
             guard.good()
         elif guard.skip(step, first_non_finite(gradients)):
             saver.finish()
-            if (good := job.start()) is not None:
+            good, _ = _from_rank_0(job.start)
+            if good is not None:
                 checkpoints.load(good, model, optimizer)
                 log.warning("step %d: weights and optimizer restored from %s", step, good.name)
         optimizer.zero_grad()
@@ -148,7 +152,7 @@ def train(
         progress = Progress(step, progress.tokens + round(targets), progress.sequences + config.batch, guard.skipped)
         if main:
             metrics.append(_row(progress, loss, norm, rate, targets, meter, mesh))
-        stopped = bool(stop)
+        stopped = bool(stop) and step < config.steps
         saver.poll()
         if step == config.steps or (config.evaluate_every and step % config.evaluate_every == 0):
             held_out_loss()  # before the save: a run that resumes at this step has its evaluation
@@ -156,6 +160,13 @@ def train(
             saver.save(progress, model, optimizer)
     saver.finish()
     return {"step": progress.step, "loss": loss, "skipped_steps": guard.skipped, "stopped": stopped}
+
+
+def _from_rank_0(ask: Callable):
+    """What ``ask()`` answers on rank 0, on every rank: on shared storage each might see another state of a folder. A collective."""
+    answer = [ask() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(answer, src=0)
+    return answer[0]
 
 
 def _take(windows: Iterator[Window] | None, count: int) -> list[Window] | None:

@@ -19,11 +19,14 @@ CHUNK_TOKENS = 1024
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """``apply(hidden_ND, weight_VD, targets_N, group, first_id) → loss sum, per-token loss_N`` (0 where ignored)."""
+    """``apply(hidden_ND, weight_VD, targets_N, group, first_id, train) → loss sum, per-token loss_N`` (0 where ignored).
+
+    ``train`` says whether gradients are wanted: inside ``forward`` autograd no longer tells.
+    """
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, group, first_id):
-        needs_grad = torch.is_grad_enabled() or any(ctx.needs_input_grad[:2])
+    def forward(ctx, hidden, weight, targets, group, first_id, train):
+        needs_grad = train and any(ctx.needs_input_grad[:2])
         losses = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
         grad_hidden = torch.zeros_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
@@ -49,7 +52,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, _):
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden.mul_(grad), grad_weight.mul_(grad).to(ctx.weight_dtype), None, None, None
+        return grad_hidden.mul_(grad), grad_weight.mul_(grad).to(ctx.weight_dtype), None, None, None, None
 
 
 def _losses_and_gradient_(logits_nV, target_n, group, first_id):
@@ -95,7 +98,7 @@ def token_losses(hidden_BSD: torch.Tensor, weight_VD: torch.Tensor, targets_BS: 
         whole = DTensor.from_local(hidden_BSD, tp_mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
         hidden_BSD = whole.to_local(grad_placements=[Partial()])
     loss, losses = _ChunkedCrossEntropy.apply(
-        hidden_BSD.flatten(0, 1), weight_VD, targets_BS.flatten(), group, first_id
+        hidden_BSD.flatten(0, 1), weight_VD, targets_BS.flatten(), group, first_id, torch.is_grad_enabled()
     )
     return loss, losses.view(targets_BS.shape)
 

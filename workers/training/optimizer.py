@@ -59,6 +59,8 @@ def squared_norm(gradients: list[tuple[str, torch.Tensor, int]]) -> float:
     A gradient that is replicated over tensor ranks counts once, not once a rank. The sum is in float64.
     """
     held = [(gradient, copies) for _, gradient, copies in gradients if gradient.numel()]
+    if not held:  # more ranks than rows
+        return 0.0
     norms = torch.stack(torch._foreach_norm([gradient for gradient, _ in held])).double()
     copies = torch.tensor([copies for _, copies in held], dtype=torch.float64, device=norms.device)
     return (norms.square() / copies).sum().item()

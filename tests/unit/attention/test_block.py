@@ -56,11 +56,12 @@ def test_lse_is_float32_under_bf16():
 
 def test_backends_by_device():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert resolve("auto", cpu, torch.float32).name == "cpu"
-    assert resolve("auto", cuda, torch.bfloat16).name == "cuda"
-    assert resolve("auto", cuda, torch.float32).name == "reference"
-    assert resolve("reference", cpu, torch.float32).name == "reference"
+    assert resolve("auto", cpu, torch.float32, 64).name == "cpu"
+    assert resolve("auto", cuda, torch.bfloat16, 64).name == "cuda"
+    assert resolve("auto", cuda, torch.float32, 64).name == "reference"
+    assert resolve("auto", cuda, torch.bfloat16, 36).name == resolve("auto", cuda, torch.bfloat16, 264).name == "reference"
+    assert resolve("reference", cpu, torch.float32, 64).name == "reference"
     with pytest.raises(ValueError, match="cannot run on cpu"):
-        resolve("cuda", cpu, torch.float32)
+        resolve("cuda", cpu, torch.float32, 64)
     with pytest.raises(ValueError, match="one of auto, cpu, cuda, reference"):
-        resolve("flash", cpu, torch.float32)
+        resolve("flash", cpu, torch.float32, 64)

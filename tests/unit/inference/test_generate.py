@@ -112,7 +112,7 @@ def train_and_gather(spec: MeshSpec, run: str) -> dict[str, torch.Tensor]:
     """Train four steps with a checkpoint at the end; the whole weights, as they were left."""
     mesh, models = spec.build("cpu"), []
     job = Job(MODEL, with_steps(4), CheckpointConfig(every=0), Path(run))
-    windows = stream(0, job.training.context, mesh, spec.dp) if mesh.is_leader else None
+    windows = (lambda first: stream(first, job.training.context, mesh, spec.dp)) if mesh.is_leader else None
     train(job, mesh, windows, after_backward=lambda step, model: models.append(model))
     return {name: parameter.full_tensor().detach() for name, parameter in models[-1].named_parameters()}
 

@@ -54,11 +54,13 @@ def test_bf16_gradients_follow_fp32():
 
 
 def test_without_gradients_none_are_formed():
+    """An evaluation forms logits and nothing else: one matrix product a chunk."""
     hidden, weight, targets = inputs()
-    with torch.no_grad():
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         total, losses = token_losses(hidden, weight, targets)
     assert not total.requires_grad
     torch.testing.assert_close(total, losses.sum())
+    assert sum(event.count for event in profile.key_averages() if event.key in ("aten::mm", "aten::addmm")) == 1
 
 
 def test_logits_of_the_whole_sequence_never_exist():
