@@ -17,12 +17,12 @@ $(READY): setup.py constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-# Read the standard library of this Python, train on it with a ring of two, complete one line of it.
+# Read the standard library of this Python, train on it with a ring of two, complete a line with what was learnt.
 run: setup
-	$(BIN)/ringspan ingest code $(STDLIB) --out corpora/python-stdlib
+	$(BIN)/ringspan ingest code $(STDLIB) --out corpora/python-stdlib --tokenizer bpe:2048
 	$(BIN)/ringspan train code_completion/tiny --set corpus.store=corpora/python-stdlib --out $(RUN)
-	@echo && echo "One completion: the model goes on after 'def ' in json/decoder.py, line 20"
-	$(BIN)/ringspan complete --checkpoint $(RUN) --repo $(STDLIB)/json --at decoder.py:20:1 --max-tokens 60
+	@echo && echo "One completion, behind 'self.' in line 20:"
+	$(BIN)/ringspan complete --checkpoint $(RUN) --repo tests/jobs/example --at checks.py:20:14 --max-tokens 24
 	@echo && echo "Look at the run: $(BIN)/ringspan ui --runs runs"
 
 test: setup chromium

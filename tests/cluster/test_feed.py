@@ -18,8 +18,11 @@ CONTEXT = 64
 class Numbers:
     """A reader whose windows say their number."""
 
+    def __init__(self, context: int = CONTEXT):
+        self._context = context
+
     def read(self, number: int) -> Window:
-        values = np.full(CONTEXT, number, dtype=np.int32)
+        values = np.full(self._context, number, dtype=np.int32)
         return Window(number, values, values, values.astype(np.int64), values)
 
 
@@ -69,6 +72,39 @@ def test_held_out_windows_beyond_the_last_are_blank_and_a_pass_can_be_repeated()
     assert twice == [[[0, 2, 4]] * 2, [[1, 3, 5]] * 2]
     rows = ray.get([r.read.remote(p, rank, 2) for rank, (r, p) in enumerate(zip(readers, splits(0, 5, dp=2)))])
     assert rows[1][2][:3] == (5, 0, IGNORE)
+
+
+@ray.remote(num_cpus=6)
+class Busy:
+    """Holds CPUs as the workers of a mesh do, so that two are left."""
+
+    def ready(self) -> bool:
+        return True
+
+
+@ray.remote(num_cpus=0)
+class Evaluating:
+    def read(self, train, held_out) -> tuple[list[int], list[int]]:
+        stream = feed.windows(train, 0, 1)
+        before = [next(stream).number for _ in range(5)]
+        passed = [w.number for w in itertools.islice(feed.fresh(held_out, 0, 1)(), 8)]
+        return before + [next(stream).number for _ in range(5)], passed
+
+
+def test_an_evaluation_is_read_while_a_long_training_stream_waits(monkeypatch):
+    """The waiting stream has filled what it may, with tasks left over, and all but two CPUs belong to the mesh."""
+    monkeypatch.undo()  # blocks and tasks of their real sizes
+    context = 4096
+    busy = Busy.remote()
+    ray.get(busy.ready.remote())
+    config = feed.MeshDataConfig(1, 1, context)
+    data = {"train": feed.dataset(Numbers(context), context, 1, 0, 6000), "held_out": feed.dataset(Numbers(context), context, 1, 0, 8)}
+    split = config.configure(data, 1, None, None)[0]
+    reader = Evaluating.remote()
+    train, held_out = ray.get(reader.read.remote(split["train"], split["held_out"]), timeout=180)
+    assert train == list(range(10)) and held_out == list(range(8))
+    for actor in (busy, reader):
+        ray.kill(actor)
 
 
 def test_a_sequence_that_is_not_due_is_an_error():
