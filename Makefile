@@ -35,11 +35,13 @@ chromium:
 	&& apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
 	|| echo "no chromium: the page tests will be skipped; install it with your package manager"
 
+# Beside torchtitan where PEERS_VENV names its environment; see tests/benchmarks/README.md. An hour and more.
 bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_training
 	$(BIN)/python -m tests.benchmarks.bench_memory
 	$(BIN)/python -m tests.benchmarks.bench_ingest
 	$(BIN)/python -m tests.benchmarks.bench_stream
+	$(BIN)/python -m tests.benchmarks.bench_feed
 
 ui: setup
 	$(BIN)/ringspan ui --runs runs

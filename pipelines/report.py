@@ -107,7 +107,7 @@ def closing_report(run_dir: Path, tracker_info: TrackerInfo | None, completion: 
                                        f"{rows[-1]['tokens']:,} tokens")
         speeds = [row["tokens_per_second"] for row in rows[int(len(rows) * WARM_UP_SHARE):]]
         facts.add_row("speed", f"{_count(statistics.median(speeds))} tokens/s (median)")
-        facts.add_row("peak memory", f"{_bytes(max(row['peak_memory_bytes'] for row in rows))} per rank")
+        facts.add_row("peak memory", f"{_bytes(max(row['peak_memory_bytes'] for row in rows))} on rank 0")
         facts.add_row("skipped steps", f"{rows[-1].get('skipped_steps', 0):,}")
     else:
         facts.add_row("steps", "none: metrics.jsonl is empty or absent")

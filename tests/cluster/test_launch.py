@@ -140,15 +140,17 @@ def test_a_signal_saves_and_ends_cleanly_and_the_run_resumes(ray_head, undisturb
     process = start(ray_head, *train_command(code_store, run))
     wait_for_step(run, 4, process)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
     done = len(losses(run))
     assert f"stopped after step {done}, which is saved; go on with: ringspan train --resume {run}" in stderr
-    assert [p.name for p in (run / "checkpoints").iterdir()][-1:] and (run / "checkpoints" / f"step-{done:08d}").is_dir()
+    assert (run / "checkpoints" / f"step-{done:08d}").is_dir()
     assert worker_processes(run) == []
-    resumed = ringspan("train", "--resume", run, "--json", env=ray_head.environment())
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert losses(run) == losses(undisturbed[0])
+    assert losses(run) == losses(undisturbed[0])[:done]
+    if number == signal.SIGINT:  # what is saved is the same after either
+        resumed = ringspan("train", "--resume", run, "--json", env=ray_head.environment())
+        assert resumed.returncode == 0, resumed.stderr[-3000:]
+        assert losses(run) == losses(undisturbed[0])
 
 
 def test_a_mesh_larger_than_the_cluster_is_refused(ray_head, code_store, tmp_path):

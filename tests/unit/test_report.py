@@ -86,7 +86,7 @@ def test_the_closing_report_tells_everything_and_how_to_see_more(tmp_path):
     info = TrackerInfo(f"sqlite:///{run_dir.parent}/mlflow.db", "exp", "one", "abc", "1", waiting=0)
     text = as_text(closing_report(run_dir, info, completion="def add(a, b):"))
     for fact in ("5.5000 at step 0 → 3.2500 at step 10", "4.0000 → 0.4000 over 10 steps, 640 tokens",
-                 "6000 tokens/s (median)", "3.00 GiB per rank", f"ringspan ui --runs '{run_dir.parent}'",
+                 "6000 tokens/s (median)", "3.00 GiB on rank 0", f"ringspan ui --runs '{run_dir.parent}'",
                  "def add(a, b):", str(run_dir)):
         assert fact in text, text
     late = [line.split() for line in text.splitlines() if "16 – 31" in line]
