@@ -9,6 +9,9 @@ from workers.model.decoder import Decoder
 from workers.parallel.tensor import apply_tensor_parallel
 
 
+SMALL_MODEL_BYTES = 256 << 20  # whole weights below this stay gathered from forward to backward: cheaper than gathering twice
+
+
 def parallelize(model: Decoder, mesh, *, backend: str = "auto", dtype: torch.dtype = torch.float32) -> Decoder:
     """Lay ``model`` (on the meta device) over ``mesh``, in place.
 
@@ -29,8 +32,9 @@ def parallelize(model: Decoder, mesh, *, backend: str = "auto", dtype: torch.dty
     if dtype != torch.float32:
         # Inputs are left as they come: FSDP would cast the rotary table, too, and positions do not survive bfloat16.
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    large = sum(p.numel() * p.element_size() for p in model.parameters()) > SMALL_MODEL_BYTES
     for unit in (*model.layers, model):
-        fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy)
+        fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=large)
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
     return model

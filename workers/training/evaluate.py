@@ -45,8 +45,9 @@ def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Windo
         bucket = torch.bucketize(batch.positions[valid], boundaries, right=True)
         totals[0].scatter_add_(0, bucket, losses[valid].double())
         totals[1].scatter_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
-    if isinstance(model, FSDPModule):
-        model.reshard()  # the root keeps whole weights for a backward that never comes; a checkpoint would find those
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()  # it keeps whole weights for a backward that never comes; a step or a checkpoint would find them stale
     totals /= mesh.spec.tp  # every tensor rank counted the same tokens
     dist.all_reduce(totals)
     loss, targets = totals.sum(1).tolist()
