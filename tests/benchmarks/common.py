@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np

@@ -132,6 +132,19 @@ def test_resume_into_another_folder_starts_from_the_runs_checkpoint(prepared, fi
     assert run.job.start()[0] == finished / "checkpoints/step-00000002" and run.job.run.name == "second"
 
 
+@pytest.mark.parametrize("setting, key", [("training.seed=5", "training.seed"), ("corpus.held_out=0.5", "corpus.held_out")])
+def test_a_resume_that_would_evaluate_on_what_was_learnt_is_refused(prepared, finished, setting, key):
+    with pytest.raises(ValueError, match=f"{key} is .* documents it was trained on would be held out"):
+        prepared(setting, out="finished", resume=finished)
+
+
+def test_a_resume_whose_windows_are_others_is_allowed_and_says_so(prepared, finished, caplog):
+    prepared(out="finished", resume=finished)
+    assert "the windows are others" not in caplog.text
+    prepared("corpus.overlap=3", out="finished", resume=finished)
+    assert "the windows are others" in caplog.text
+
+
 def test_resume_into_a_folder_that_holds_another_run_is_refused(prepared, finished):
     """Else that run's own checkpoint would be taken, unchecked, in place of the one that was named."""
     other = prepared(out="other")

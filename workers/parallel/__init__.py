@@ -19,6 +19,7 @@ def parallelize(model: Decoder, mesh, *, backend: str = "auto", dtype: torch.dty
     2. Context: attention learns its mesh; everything else already works on local tokens with explicit positions.
     3. Data: FSDP2 over dp × cp, one unit a block, so that context ranks share weights and optimizer state as well.
        Gradients are **summed**: the loss is a sum over tokens, and the step divides once by the global count of targets.
+       Blocks give their whole weights back after forward, unless the model is small (``SMALL_MODEL_BYTES``).
        A single rank has nothing to share; there FSDP is needed only to keep bfloat16 copies of the weights.
     """
     if mesh.spec.tp > 1:

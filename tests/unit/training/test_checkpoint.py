@@ -1,7 +1,7 @@
 """Checkpoints in one process: whole or not there, restored bit for bit, a failed write leaves the last good one."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
