@@ -1,89 +1,125 @@
-"""Ring attention against its definition in float64: output and all gradients, on every layout and mesh."""
+"""Ring attention and Ulysses on real ranks against the definition in float64: output and all gradients, on every layout and mesh."""
 
 import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests import attention_reference
+from tests.unit.attention.cases import CAUSAL, LAYOUTS, PATTERNS, SIZE, VALUES, Case, all_cases, check, errors, some_cases
 from workers.attention import Pattern, attend
 from workers.attention.layout import positions, shard, unshard
+from workers.attention.transport import HopCorrupted
 from workers.mesh import MeshSpec
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-
-
-def documents_for(name: str, batch: int, length: int) -> torch.Tensor | None:
-    generator = torch.Generator().manual_seed(length)
-    if name == "none":
-        return None
-    if name == "one row":
-        return torch.arange(length) // 5
-    if name == "per row":
-        cuts = torch.rand(batch, length, generator=generator) < 0.15
-        return cuts.cumsum(1)
-    assert name == "returning"  # a document id that comes back after another document
-    return (torch.arange(length) // 3) % 2
-
-
-def compare(mesh, length: int, batch: int, heads: int, kv_heads: int, dtype, causal: bool, documents: str, magnitude: float = 1.0):
-    """The largest error of out, dq, dk, dv of this rank, relative to the largest value of each."""
-    generator = torch.Generator().manual_seed(7)
-    q, grad = (torch.randn(batch, length, heads, 16, generator=generator, dtype=torch.float64) for _ in range(2))
-    k, v = (torch.randn(batch, length, kv_heads, 16, generator=generator, dtype=torch.float64) for _ in range(2))
-    q = (q * magnitude).to(dtype).double()
-    pattern = Pattern(causal=causal, documents=documents_for(documents, batch, length))
-
-    whole = [x.clone().requires_grad_() for x in (q, k.to(dtype).double(), v.to(dtype).double())]
-    expected = attention_reference.attention(*whole, pattern)
-    expected.backward(grad.to(dtype).double())
-
-    local = [shard(x.detach(), mesh, 1).to(dtype).requires_grad_() for x in (q, k, v)]
-    out = attend(*local, pattern, mesh=mesh)
-    out.backward(shard(grad, mesh, 1).to(dtype))
-    errors = []
-    for got, want in zip((out, *(x.grad for x in local)), (expected, *(x.grad for x in whole))):
-        want = want.detach()
-        error = (got.detach().double() - shard(want, mesh, 1)).abs().max() / want.abs().max()
-        assert torch.isfinite(got).all()
-        errors.append(error.item())
-    return errors
-
-
-def compare_many(spec: MeshSpec, cases: list[dict]):
-    mesh = spec.build("cpu")
-    return [compare(mesh, **case) for case in cases]
-
 
 MESHES = [
     MeshSpec(ring=ring, ulysses=ulysses, layout=layout)
-    for ring, ulysses in [(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2)]
-    for layout in (("zigzag", "contiguous", "striped") if ring > 1 else ("zigzag",))
+    for ring, ulysses in [(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (2, 2), (3, 2), (4, 2)]
+    for layout in (LAYOUTS if ring > 1 else LAYOUTS[:1])
 ]
+SIXTEEN = MeshSpec(ring=8, ulysses=2)
 
 
-@pytest.mark.parametrize("spec", MESHES, ids=lambda s: f"ring{s.ring}-ulysses{s.ulysses}-{s.layout}")
+def name_of(spec: MeshSpec) -> str:
+    return f"ring{spec.ring}-ulysses{spec.ulysses}-{spec.layout}"
+
+
+def compare(spec: MeshSpec, cases: list[Case]) -> list:
+    mesh = spec.build("cpu")
+    return [errors(mesh, case, spec.padded(case.length)) for case in cases]
+
+
+def run(world, spec: MeshSpec, cases: list[Case]) -> None:
+    by_rank = world.run(compare, ranks=spec.world, spec=spec, cases=cases)
+    for case, results in zip(cases, zip(*by_rank)):
+        check(results, case, spec.padded(case.length))
+
+
+def cases_for(spec: MeshSpec) -> list[Case]:
+    """Every mesh sees every value of every parameter; the smallest ones see every pattern with every kind of documents."""
+    cases = some_cases(16, spec)
+    if spec.world == 2 and spec.layout == "zigzag":
+        cases += [case._replace(documents=name) for fields in VALUES["fields"] for name, case in zip(VALUES["documents"], all_cases(fields)[::7])]
+    return cases
+
+
+@pytest.mark.parametrize("spec", MESHES, ids=name_of)
 def test_out_and_gradients_equal_the_definition(world, spec):
+    run(world, spec, cases_for(spec))
+
+
+def test_sixteen_ranks(world):
+    """A ring of eight with two ulysses ranks each."""
+    run(world, SIXTEEN, [case._replace(small_pieces=False) for case in some_cases(16, "sixteen")])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ulysses, heads", [(2, (8, 1)), (2, (2, 1)), (4, (8, 2)), (4, (4, 1)), (2, (6, 2)), (4, (8, 4))])
+def test_fewer_kv_heads_than_ulysses_ranks(world, ulysses, heads, layout):
+    """Heads are copied where there are too few; the memory's are too, and ALiBi's slopes stay with their query heads."""
     cases = [
-        dict(length=2 * spec.cp * chunk, batch=batch, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, documents=documents)
-        for chunk, batch, (heads, kv_heads), dtype, causal, documents in itertools.product(
-            (1, 7), (1, 3), ((2, 2), (6, 2)), (torch.float64, torch.float32), (True, False), ("none", "one row", "per row", "returning")
-        )
+        Case(tuple(PATTERNS[name].items()), documents, heads, 2, torch.float64, 45, memory)
+        for name, documents, memory in (("alibi", "none", 3), ("alibi, window and sinks", "a row each", 0), ("causal", "in order", 2))
     ]
-    if spec.world > 2:  # every mesh sees every value of every parameter; small meshes see all their combinations
-        cases = cases[:: 5 if spec.world < 8 else 11]
-    for rank_errors in world.run(compare_many, ranks=spec.world, spec=spec, cases=cases):
-        for case, errors in zip(cases, rank_errors):
-            assert max(errors) <= TOLERANCE[case["dtype"]], (case, errors)
+    run(world, MeshSpec(ring=1 if ulysses == 4 else 2, ulysses=ulysses, layout=layout), cases)
+
+
+def slopes_of_tensor_ranks(spec: MeshSpec) -> list[float]:
+    mesh = spec.build("cpu")
+    q, k = torch.zeros(1, 8, 4, SIZE), torch.zeros(1, 8, 4, SIZE)
+    v = torch.arange(8.0).view(1, 8, 1, 1).expand(1, 8, 4, SIZE).contiguous()
+    local = [shard(x, mesh, 1) for x in (q, k, v)]
+    return unshard(attend(*local, Pattern(alibi=True), mesh=mesh), mesh, 1)[0, -1, :, 0].tolist()
+
+
+def test_slopes_are_those_of_the_heads_of_the_whole_model(world):
+    """Eight heads on two tensor ranks, each of which spreads its four over two ulysses ranks."""
+    by_rank = world.run(slopes_of_tensor_ranks, ranks=4, spec=MeshSpec(ulysses=2, tp=2))
+    place = torch.arange(8.0, dtype=torch.float64)
+    weights = (-torch.tensor([2.0**-head for head in range(1, 9)])[:, None].double() * (7 - place)).softmax(-1)
+    for rank, got in enumerate(by_rank):
+        tensor_rank = rank % 2
+        wanted = (weights @ place)[4 * tensor_rank : 4 * tensor_rank + 4]
+        torch.testing.assert_close(torch.tensor(got), wanted.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_scores_of_ten_thousand_do_not_overflow(world):  # A2
-    case = dict(length=32, batch=1, heads=2, kv_heads=2, dtype=torch.float64, causal=True, documents="none", magnitude=1e4)
-    for errors in world.run(compare_many, ranks=4, spec=MeshSpec(ring=4), cases=[case]):
-        assert max(errors[0]) <= 1e-9
+    cases = [Case(tuple(PATTERNS[name].items()), length=32, memory=2, magnitude=1e4) for name in ("causal", "window and sinks", "alibi")]
+    for results in world.run(compare, ranks=4, spec=MeshSpec(ring=4), cases=cases):
+        for rank_errors, _ in results:
+            assert max(rank_errors) <= 1e-9
 
 
-def round_trip(spec: MeshSpec, length: int):
+def later_changes(spec: MeshSpec, names: list[str], token: int) -> list[bool]:
+    """Of each pattern: whether what stands before ``token`` is as it was, bit for bit, and the token itself is not."""
+    mesh = spec.build("cpu")
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 48, heads, SIZE, generator=generator) for heads in (8, 2, 2)]
+    held = positions(48, mesh)
+    unchanged = []
+    for name in names:
+        before, after = (attend(*(shard(x, mesh, 1) for x in changed), Pattern(**PATTERNS[name]), mesh=mesh) for changed in (tensors, _with(tensors, token)))
+        same = torch.equal(before[:, held < token], after[:, held < token])
+        other = not (held == token).any() or not torch.equal(before[:, held == token], after[:, held == token])
+        unchanged.append(same and other)
+    return unchanged
+
+
+def _with(tensors: list[torch.Tensor], token: int) -> list[torch.Tensor]:
+    changed = [x.clone() for x in tensors]
+    for x in changed:
+        x[:, token] += 10
+    return changed
+
+
+@pytest.mark.parametrize("token", [1, 23, 47])
+@pytest.mark.parametrize("spec", [MeshSpec(ring=4), MeshSpec(ring=2, ulysses=2, layout="striped"), MeshSpec(ring=2, layout="contiguous")], ids=name_of)
+def test_what_comes_later_changes_nothing_before_bit_for_bit(world, spec, token):
+    for unchanged in world.run(later_changes, ranks=spec.world, spec=spec, names=list(CAUSAL), token=token):
+        assert dict(zip(CAUSAL, unchanged)) == dict.fromkeys(CAUSAL, True)
+
+
+def round_trip(spec: MeshSpec, length: int) -> bool:
     mesh = spec.build("cpu")
     x = torch.arange(3 * length * 2).view(3, length, 2)
     local = shard(x, mesh, 1)
@@ -94,24 +130,74 @@ def round_trip(spec: MeshSpec, length: int):
     return True
 
 
-@pytest.mark.parametrize("spec", MESHES, ids=lambda s: f"ring{s.ring}-ulysses{s.ulysses}-{s.layout}")
+@pytest.mark.parametrize("spec", MESHES, ids=name_of)
 def test_unshard_is_the_inverse_of_shard(world, spec):
     assert all(world.run(round_trip, ranks=spec.world, spec=spec, length=2 * spec.cp * 3))
 
 
-def count_bytes(spec: MeshSpec, length: int, heads: int, kv_heads: int):
+def count_bytes(spec: MeshSpec, length: int, heads: int, kv_heads: int, fields: dict) -> tuple[int, int]:
     mesh = spec.build("cpu")
     local = length // spec.cp
-    q = torch.randn(1, local, heads, 8, requires_grad=True)
-    k, v = (torch.randn(1, local, kv_heads, 8, requires_grad=True) for _ in range(2))
-    out = attend(q, k, v, Pattern(), mesh=mesh)
+    q = torch.randn(1, local, heads, SIZE, requires_grad=True)
+    k, v = (torch.randn(1, local, kv_heads, SIZE, requires_grad=True) for _ in range(2))
+    out = attend(q, k, v, Pattern(**fields), mesh=mesh)
     forward = mesh.traffic.bytes_sent
     out.sum().backward()
     return forward, mesh.traffic.bytes_sent - forward
 
 
-def test_only_kv_heads_travel(world):
-    kv = 2 * 1 * 16 * 2 * 8 * 4
-    for forward, backward in world.run(count_bytes, ranks=4, spec=MeshSpec(ring=4), length=64, heads=6, kv_heads=2):
-        assert forward == 3 * kv
-        assert backward == 3 * kv + 4 * kv
+@pytest.mark.parametrize("ulysses", [1, 2])
+def test_only_kv_heads_travel(world, ulysses):
+    row = 2 * 2 // ulysses * SIZE * 4  # keys and values of two KV heads in float32, or of one
+    spec = MeshSpec(ring=4, ulysses=ulysses)
+    for forward, backward in world.run(count_bytes, ranks=spec.world, spec=spec, length=64, heads=6, kv_heads=2, fields=dict(causal=False)):
+        assert forward == 3 * 16 * row
+        assert backward == 3 * 16 * row + 3 * 16 * row
+
+
+def test_a_window_sends_its_tail_to_one_neighbour(world):
+    spec = MeshSpec(ring=4, layout="contiguous")
+    measured = world.run(count_bytes, ranks=4, spec=spec, length=64, heads=6, kv_heads=2, fields=dict(window=6))
+    row = 2 * 2 * SIZE * 4
+    assert [forward for forward, _ in measured] == [5 * row] * 3 + [0]
+    assert [backward for _, backward in measured] == [5 * row, 10 * row, 10 * row, 5 * row]
+
+
+def corrupted(spec: MeshSpec, rank: int, hop: int) -> str | None:
+    """What ring rank ``rank`` says when a bit of what comes to it at ``hop`` is flipped; None where nothing is amiss."""
+    mesh = spec.build("cpu")
+    ring = mesh.ring_transport
+    ring.verify = True
+    transfer, hops = ring._transfer, itertools.count(1)
+
+    class Flip:
+        def __init__(self, requests, x):
+            self.requests, self.x = requests, x
+
+        def wait(self):
+            for request in self.requests:
+                request.wait()
+            self.x.view(torch.int32).view(-1)[7] ^= 1 << 3
+
+    def transfer_badly(outgoing, target, incoming, source, tag):
+        requests = transfer(outgoing, target, incoming, source, tag)
+        return [Flip(requests, incoming[0])] if next(hops) == hop and incoming and ring.rank == rank else requests
+
+    ring._transfer = transfer_badly
+    q, k, v = (torch.randn(1, 8, 2, SIZE) for _ in range(3))
+    said = None
+    try:
+        attend(q, k, v, Pattern(causal=False), mesh=mesh, where=" in layer 5")
+    except HopCorrupted as error:
+        said = str(error)
+    dist.barrier()
+    return said
+
+
+@pytest.mark.parametrize("ring, hop", [(2, 1), (4, 3)])
+def test_a_corrupted_hop_is_named_by_the_rank_that_it_came_to(world, ring, hop):
+    """The last hop, for nobody waits for the rank that stops there."""
+    said = world.run(corrupted, ranks=ring, spec=MeshSpec(ring=ring), rank=1, hop=hop)
+    assert f"ring rank 1: what came from ring rank {(1 - hop) % ring} at hop {hop} of the forward in layer 5" in said.pop(1)
+    assert said == [None] * (ring - 1)
+    assert world.run(corrupted, ranks=ring, spec=MeshSpec(ring=ring), rank=-1, hop=hop) == [None] * ring

@@ -20,12 +20,23 @@ import torch.distributed as dist
 
 
 class Run(NamedTuple):
-    """``length`` tokens at global positions ``start, start + stride, …``, held at local indices ``offset, offset + 1, …``."""
+    """``length`` tokens at global positions ``start, start + stride, …``, held at local indices ``offset, offset + step, …``."""
 
     start: int
     stride: int
     length: int
     offset: int
+    step: int = 1
+
+    def part(self, first: int, length: int, every: int = 1) -> "Run":
+        """``length`` tokens of the run from its ``first`` on, or every so many of them."""
+        return Run(self.start + first * self.stride, self.stride * every, length, self.offset + first * self.step, self.step * every)
+
+    def between(self, start: int, stop: int) -> "Run | None":
+        """The tokens at global positions [start, stop)."""
+        first = max(0, -(-(start - self.start) // self.stride))
+        last = min(self.length, -(-(stop - self.start) // self.stride))
+        return self.part(first, last - first) if first < last else None
 
 
 def ring_runs(length: int, ring: int, rank: int, layout: str) -> list[Run]:

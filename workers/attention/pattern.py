@@ -1,57 +1,93 @@
 """What may see what, as data: a pattern answers for spans of queries and keys, and never builds a mask.
 
-A pattern cuts the block that a rank computes at one hop into *tiles*: rectangles of (query, key) pairs that are wholly
-visible, and squares whose lower triangle is. Pairs that no tile covers are invisible. Kernels see tiles only, so every
-backend supports every pattern, and packed documents cost what they need and no more.
+A pattern cuts the block that a rank computes at one hop into *tiles* (see ``tile``): rectangles with a diagonal band, all
+visible pairs in exactly one tile each. Pairs that no tile covers are invisible: a block without tiles is empty, and is
+neither computed nor sent. Kernels see tiles only, so every backend supports every pattern.
 
 Legend: B batch, S global sequence length.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
+from workers.attention.hierarchical import Hierarchy
 from workers.attention.layout import Run
+from workers.attention.tile import Tile, band_tiles, coalesce
+from workers.attention.topk import TopBlocks
 
 
-class Tile(NamedTuple):
-    """Queries ``[q_start, q_stop)`` against keys ``[k_start, k_stop)``, local indices.
+@dataclass(frozen=True)
+class Segment:
+    """Part of a run that no boundary crosses. Only segments of one ``kin`` see each other."""
 
-    ``causal``: a square in which query i sees keys ≤ i; otherwise every query sees every key.
-    """
-
-    q_start: int
-    q_stop: int
-    k_start: int
-    k_stop: int
-    causal: bool
-
-    @property
-    def pairs(self) -> int:
-        """Visible (query, key) pairs: the work."""
-        queries, keys = self.q_stop - self.q_start, self.k_stop - self.k_start
-        return queries * (queries + 1) // 2 if self.causal else queries * keys
+    kin: tuple
+    run: Run
+    sinks: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Which keys a query sees. The fields combine by "and".
+    """Which keys a query sees. The fields combine by "and", but that sinks are seen whatever window, block or stride say.
 
     causal: a query sees itself and what stands before it.
+    window: a query sees itself and the window − 1 positions before it (and as many after it, when not causal).
     documents: the document id of every **global** position, int [S] or [B, S]; nothing is seen across documents.
+    sinks: the first positions of every document are visible to all of its later queries (Xiao et al. 2023, StreamingLLM).
+    block: a query sees only its own block of so many positions, counted from the start of its document.
+    stride: a query sees the keys whose distance is a multiple of it (Child et al. 2019, Sparse Transformers); with a
+        window this is the dilated window of Longformer (Beltagy et al. 2020).
+    alibi: −slope · distance is added to the scores (Press et al. 2022; see ``alibi_slopes``).
+    hierarchy: besides its window a query sees summaries of the segments before (see ``hierarchical``).
+    top: a query sees its own block and the best few before it, by their summaries (see ``topk``).
     """
 
     causal: bool = True
+    window: int | None = None
     documents: torch.Tensor | None = None
-    _tiles: dict = field(default_factory=dict, repr=False)
-    _spans: dict = field(default_factory=dict, repr=False)
+    sinks: int = 0
+    block: int | None = None
+    stride: int | None = None
+    alibi: bool = False
+    hierarchy: Hierarchy | None = None
+    top: TopBlocks | None = None
+    _kept: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
+        for name in ("window", "block", "stride"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1, or null for none")
+        if self.sinks < 0:
+            raise ValueError(f"sinks is {self.sinks}; it must not be negative")
+        if self.sinks and not self.sparse:
+            raise ValueError(f"sinks = {self.sinks} need a window, a block or a stride: without one every earlier token is visible already")
+        if self.block is not None and self.window is not None:
+            raise ValueError(f"block = {self.block} and window = {self.window} do not combine: choose the one that bounds what a query sees")
+        if self.block is not None and self.stride is not None:
+            raise ValueError(f"block = {self.block} and stride = {self.stride} do not combine: choose the one that bounds what a query sees")
+        if self.alibi and not self.causal:
+            raise ValueError("alibi and causal = False do not combine: its bias is defined for keys before the query")
+        if self.hierarchy is not None and (self.window is None or self.stride is not None or self.alibi or not self.causal):
+            raise ValueError("hierarchy needs a causal window, and does not combine with stride or alibi: summaries stand for what the window leaves out")
+        if self.top is not None and (self.sparse or self.sinks or self.alibi or not self.causal):
+            raise ValueError("top combines with documents alone: it chooses by itself what of the past a query sees")
         if self.documents is not None and self.documents.dim() not in (1, 2):
             raise ValueError(f"documents has shape {tuple(self.documents.shape)}; it must be [S] or [B, S]")
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a query leaves out keys of its own document that the causal order would show it."""
+        return self.window is not None or self.block is not None or self.stride is not None
+
+    @property
+    def best_layout(self) -> str:
+        """The layout of least work and traffic: short reach wants neighbours beside each other, long reach wants balance."""
+        if self.window is not None or self.block is not None or self.top is not None or not self.causal:
+            return "contiguous"
+        return "zigzag"
 
     @property
     def rows(self) -> list[slice]:
@@ -73,99 +109,130 @@ class Pattern:
     def tiles(self, query_runs: list[Run], key_runs: list[Run], row: int = 0) -> list[Tile]:
         """The tiles of queries held as ``query_runs`` against keys held as ``key_runs`` (same stride).
 
-        An empty list means that nothing is visible: the hop need not be computed. Cached, for every layer asks the same.
+        Every visible pair lies in exactly one tile; every query of a tile sees a key of it. Cached: a pattern is made
+        once a step, and used by every layer.
         """
-        key = (tuple(query_runs), tuple(key_runs), row)
-        if key not in self._tiles:
-            self._tiles[key] = self._cut(query_runs, key_runs, row)
-        return self._tiles[key]
+        return self.kept((tuple(query_runs), tuple(key_runs), row), lambda: self._cut(query_runs, key_runs, row))
 
-    def document_spans(self, row: int = 0) -> list[tuple[int, int, int]]:
-        """``(start, stop, id)`` of each stretch of equal document ids among the global positions."""
-        if row not in self._spans:
+    def kept(self, key: tuple, make):
+        """``make()``, once for every key: what is worked out from a pattern is kept with it."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def document_spans(self, row: int) -> list[tuple[int, int, int]]:
+        """(start, stop, id) of each stretch of equal document ids among the global positions."""
+        def spans():
             ids = self.documents if self.documents.dim() == 1 else self.documents[row]
             values, counts = torch.unique_consecutive(ids.cpu(), return_counts=True)
             stops = counts.cumsum(0).tolist()
-            self._spans[row] = list(zip([0, *stops[:-1]], stops, values.tolist()))
-        return self._spans[row]
+            return list(zip([0, *stops[:-1]], stops, values.tolist()))
+
+        return self.kept(("spans", row if self.documents.dim() == 2 else 0), spans)
 
     def _cut(self, query_runs, key_runs, row) -> list[Tile]:
+        positionless = not (self.sparse or self.alibi)
         queries, keys = self._segments(query_runs, row), self._segments(key_runs, row)
-        if query_runs == key_runs:
+        if positionless and query_runs == key_runs:
             # A rank's tokens are in ascending order, so among its own the local order is the global one:
             # what is adjacent locally becomes one segment, and one triangle, whatever lies between.
             queries = keys = _by_local_index(queries)
-        keys_of = {}
-        for document, segment in keys:
-            keys_of.setdefault(document, []).append(segment)
-        tiles = []
-        for document, segment in queries:
-            for other in keys_of.get(document, ()):
-                tiles += _causal_tiles(segment, other) if self.causal else [_full(segment, other)]
-        return _coalesce(tiles)
+        tiles = self._pairs(queries, keys, seen_as_sinks=False)
+        if self.sinks:
+            tiles += self._pairs(self._segments(query_runs, row, whole_documents=True), keys, seen_as_sinks=True)
+        return coalesce(tiles, one_distance=not self.alibi)
 
-    def _segments(self, runs: list[Run], row: int) -> list[tuple[int, Run]]:
-        """The runs cut at document boundaries, each with its document id."""
-        if self.documents is None:
-            return [(0, run) for run in runs]
+    def _pairs(self, queries: list[Segment], keys: list[Segment], seen_as_sinks: bool) -> list[Tile]:
+        """Tiles of queries and keys of one kin: sinks for every query of their document, the others as the fields say."""
+        keys_of: dict[tuple, list[Run]] = {}
+        for segment in keys:
+            if segment.sinks == seen_as_sinks:
+                keys_of.setdefault(segment.kin[:1] if seen_as_sinks else segment.kin, []).append(segment.run)
+        bounded = self.window is not None and not seen_as_sinks
+        least = 0 if self.causal else 1 - self.window if bounded else None
+        most = self.window - 1 if bounded else None
+        stride = 1 if seen_as_sinks else self.stride or 1
+        tiles = []
+        for segment in queries:
+            for key_run in keys_of.get(segment.kin, ()):
+                tiles += _residues(segment.run, key_run, least, most, stride) if stride > 1 else _tiles(segment.run, key_run, least, most)
+        return tiles
+
+    def _segments(self, runs: list[Run], row: int, whole_documents: bool = False) -> list[Segment]:
+        """The runs cut at document boundaries, and unless ``whole_documents`` at blocks and after the sinks as well."""
+        spans = self.document_spans(row) if self.documents is not None else [(0, max(r.start + r.stride * r.length for r in runs), 0)]
+        starts: dict[int, int] = {}
+        for start, _, document in spans:
+            starts.setdefault(document, start)
         segments = []
         for run in runs:
-            for start, stop, document in self.document_spans(row):
-                first = max(0, -(-(start - run.start) // run.stride))
-                last = min(run.length, -(-(stop - run.start) // run.stride))
-                if first < last:
-                    segments.append((document, Run(run.start + first * run.stride, run.stride, last - first, run.offset + first)))
+            for start, stop, document in spans:
+                part = run.between(start, stop)
+                if part is not None:
+                    segments += [Segment((document,), part)] if whole_documents else self._cut_segment(part, document, starts[document])
+        return segments
+
+    def _cut_segment(self, run: Run, document: int, document_start: int) -> list[Segment]:
+        segments = []
+        sinks_stop = document_start + self.sinks
+        last = run.start + run.stride * (run.length - 1)
+        if self.block is None:
+            blocks = [((document,), run)]
+        else:
+            first_block, last_block = ((position - document_start) // self.block for position in (run.start, last))
+            edges = [(b, document_start + b * self.block) for b in range(first_block, last_block + 1)]
+            blocks = [((document, b), run.between(edge, edge + self.block)) for b, edge in edges]
+        for kin, part in blocks:
+            if part is None:
+                continue
+            sinks = part.between(part.start, sinks_stop) if part.start < sinks_stop else None
+            if sinks is not None:
+                segments.append(Segment(kin, sinks, sinks=True))
+                part = part.part(sinks.length, part.length - sinks.length)
+            if part.length:
+                segments.append(Segment(kin, part))
         return segments
 
 
-def _by_local_index(segments: list[tuple[int, Run]]) -> list[tuple[int, Run]]:
-    merged: list[tuple[int, Run]] = []
-    for document, run in segments:
-        if merged and merged[-1][0] == document and merged[-1][1].offset + merged[-1][1].length == run.offset:
-            before = merged[-1][1]
-            merged[-1] = (document, Run(before.offset, 1, before.length + run.length, before.offset))
+def _by_local_index(segments: list[Segment]) -> list[Segment]:
+    merged: list[Segment] = []
+    for segment in segments:
+        run = segment.run
+        before = merged[-1].run if merged and merged[-1].kin == segment.kin else None
+        if before is not None and before.offset + before.length == run.offset:
+            merged[-1] = Segment(segment.kin, Run(before.offset, 1, before.length + run.length, before.offset))
         else:
-            merged.append((document, Run(run.offset, 1, run.length, run.offset)))
+            merged.append(Segment(segment.kin, Run(run.offset, 1, run.length, run.offset)))
     return merged
 
 
-def _full(query: Run, key: Run) -> Tile:
-    return Tile(query.offset, query.offset + query.length, key.offset, key.offset + key.length, False)
+def _tiles(query: Run, key: Run, least: int | None, most: int | None) -> list[Tile]:
+    """Tiles of the pairs whose distance (query position − key position) is between ``least`` and ``most``."""
+    assert (query.stride, query.step) == (key.stride, key.step), "runs of one mesh have one stride"
+    distance, stride = query.start - key.start, query.stride
+    upper = None if least is None else (distance - least) // stride
+    lower = None if most is None else -((most - distance) // stride)
+    return band_tiles(
+        Tile(query.offset, query.length, key.offset, key.length, lower, upper, step=query.step, distance=distance, stride=stride)
+    )
 
 
-def _causal_tiles(query: Run, key: Run) -> list[Tile]:
-    """Query i sees key j iff j ≤ i + lead, for runs of one stride: a full prefix, a square triangle, a full rest."""
-    lead = (query.start - key.start) // query.stride
-    q_start, q_stop, k_start, k_stop = query.offset, query.offset + query.length, key.offset, key.offset + key.length
-    if lead < 0:
-        q_start -= lead  # the first −lead queries see nothing
-        lead = 0
-    if q_start >= q_stop:
-        return []
-    prefix = min(lead, key.length)
-    side = min(q_stop - q_start, key.length - prefix)
-    tiles = [Tile(q_start, q_stop, k_start, k_start + prefix, False)] if prefix else []
-    if side:
-        tiles.append(Tile(q_start, q_start + side, k_start + prefix, k_start + prefix + side, True))
-        if q_start + side < q_stop and k_start + prefix + side == k_stop:
-            tiles.append(Tile(q_start + side, q_stop, k_start + prefix, k_stop, False))
+def _residues(query: Run, key: Run, least: int | None, most: int | None, stride: int) -> list[Tile]:
+    """``_tiles`` of the pairs whose distance is a multiple of ``stride``: each class of queries meets one class of keys."""
+    every = stride // math.gcd(stride, query.stride)
+    classes = {key.part(first, 1).start % stride: first for first in range(min(every, key.length))}
+    tiles = []
+    for first in range(min(every, query.length)):
+        other = classes.get(query.part(first, 1).start % stride)
+        if other is not None:
+            own = (query.part(first, -(-(query.length - first) // every), every), key.part(other, -(-(key.length - other) // every), every))
+            tiles += _tiles(*own, least, most)
     return tiles
 
 
-def _coalesce(tiles: list[Tile]) -> list[Tile]:
-    """Join neighbouring full tiles: fewer, larger kernel calls."""
-    joined: list[Tile] = []
-    for tile in tiles:
-        last = joined[-1] if joined else None
-        if last and not tile.causal and not last.causal and tile[:2] == last[:2] and tile.k_start == last.k_stop:
-            joined[-1] = last._replace(k_stop=tile.k_stop)
-        else:
-            joined.append(tile)
-    tall: list[Tile] = []
-    for tile in joined:
-        last = tall[-1] if tall else None
-        if last and not tile.causal and not last.causal and tile[2:4] == last[2:4] and tile.q_start == last.q_stop:
-            tall[-1] = last._replace(q_stop=tile.q_stop)
-        else:
-            tall.append(tile)
-    return tall
+def alibi_slopes(heads: int) -> list[float]:
+    """The slopes of Press et al. 2022: 2^(−8 i / n) for n heads, a power of two; otherwise those of the next smaller
+    power of two, and every other one of the next larger."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    return slopes + [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (heads - power), 2)]

@@ -1,120 +1,194 @@
 """Exact ring attention (Liu et al. 2023, Ring Attention with Blockwise Transformers), forward and backward.
 
-Each rank keeps its queries. Keys and values go round the ring, one message a hop, the next hop in flight while the
-present block is computed; partial results merge by log-sum-exp. In backward dK and dV travel one hop behind the block
-they belong to and come home after the last. Only KV heads travel. Accumulators are float32 (float64 for float64).
+Each rank keeps its queries; keys and values come to it hop by hop (``plan`` says which rows of them), the next hop in
+flight while the present one is computed, and partial results merge by log-sum-exp. In backward the gradients of a hop's
+keys and values go home, where they are summed, while the next hop is computed. Only KV heads travel, and only what some
+query of the receiver sees. Accumulators are float32 (float64 for float64).
 
-Legend: B batch, S local tokens, H query heads, G KV heads, D head size, P ring ranks. A forward sends
-(P − 1) · 2·B·S·G·D elements of the inputs' type a rank, a backward as much again plus P · 2·B·S·G·D of the accumulators'.
+Legend: B batch, S local tokens, M extra keys, H query heads, G KV heads, D head size, P ring ranks.
+
+Bytes sent by a rank, with n rows of its own block that the other ranks need, counted for each of them (dense: n =
+(P − 1) · S), and m rows that it needs of theirs (dense: as many): forward 2·B·n·G·D elements of the inputs' type; backward
+as much again, and 2·B·m·G·D elements of the accumulators' for the gradients that go home.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+from typing import Iterator
+
 import torch
 
-from workers.attention.block import Backend
-from workers.attention.layout import ring_runs
+from workers.attention.block import Backend, last_dense
 from workers.attention.merge import merge_
-from workers.attention.pattern import Pattern, Run
+from workers.attention.plan import Hop
+from workers.attention.tile import Tile
 from workers.attention.transport import Ring
+
+KEYS, HOME = 0, 1  # tags: keys and values on their way, their gradients on the way back
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one attention computes besides its tensors.
+
+    extra_tiles: (batch rows, tiles) of the queries against the extra keys, which every rank has whole.
+    slopes: ALiBi's, one a query head of this rank. where: names the layer in the message about a corrupted hop.
+    """
+
+    plan: list[Hop]
+    ring: Ring
+    backend: Backend
+    scale: float
+    slopes: tuple[float, ...] | None = None
+    extra_tiles: list[tuple[slice, list[Tile]]] = field(default_factory=list)
+    where: str = ""
 
 
 class RingAttention(torch.autograd.Function):
-    """``apply(q_BSHD, k_BSGD, v_BSGD, pattern, ring, layout, backend, scale) → out_BSHD``."""
+    """``apply(q_BSHD, k_BSGD, v_BSGD, extra_k_BMGD, extra_v_BMGD, call) → out_BSHD``; the extra keys may be None."""
 
     @staticmethod
-    def forward(ctx, q, k, v, pattern: Pattern, ring: Ring, layout: str, backend: Backend, scale: float):
-        accumulate = torch.promote_types(q.dtype, torch.float32)
-        result = _Output(q, accumulate)
-        runs = _runs_of_ranks(q.shape[1], k.shape[1], ring.size, layout)
-        kv = (k, v)
-        packed = torch.stack(kv) if ring.size > 1 else None
-        for hop in range(ring.size):
-            source = (ring.rank - hop) % ring.size
-            arriving = ring.send(packed) if hop + 1 < ring.size else None
-            for rows, tiles in _tiles(pattern, runs, ring.rank, source):
-                for tile in tiles:
-                    qs, ks = slice(tile.q_start, tile.q_stop), slice(tile.k_start, tile.k_stop)
-                    result.add(rows, qs, *backend.forward(q[rows, qs], kv[0][rows, ks], kv[1][rows, ks], tile.causal, scale))
-            if arriving is not None:
-                packed = arriving.wait()
-                kv = packed.unbind()
-        out, lse = result.finish()
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.context = (pattern, ring, layout, backend, scale)
+    def forward(ctx, q, k, v, extra_k, extra_v, call: Call):
+        # A single query reads its keys once: putting them in order first would cost as much.
+        arrange = call.backend.arrange if q.shape[1] > 1 else last_dense
+        q, k, v, extra_k, extra_v = (arrange(x) if x is not None else None for x in (q, k, v, extra_k, extra_v))
+        out, lse = ring_forward(q, k, v, extra_k, extra_v, call)
+        ctx.save_for_backward(q, k, v, extra_k, extra_v, out, lse)
+        ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        pattern, ring, layout, backend, scale = ctx.context
-        accumulate = torch.promote_types(q.dtype, torch.float32)
-        runs = _runs_of_ranks(q.shape[1], k.shape[1], ring.size, layout)
-        if grad.stride(-1) != 1:
-            grad = grad.contiguous()
-        dq = _Sum(q, accumulate)
-        kv = (k, v)
-        packed = torch.stack(kv) if ring.size > 1 else None
-        returning = None
-        for hop in range(ring.size):
-            source = (ring.rank - hop) % ring.size
-            arriving = ring.send(packed) if hop + 1 < ring.size else None
-            dk, dv = _Sum(k, accumulate), _Sum(v, accumulate)
-            for rows, tiles in _tiles(pattern, runs, ring.rank, source):
-                for tile in tiles:
-                    qs, ks = slice(tile.q_start, tile.q_stop), slice(tile.k_start, tile.k_stop)
-                    dq_tile, dk_tile, dv_tile = backend.backward(
-                        grad[rows, qs], q[rows, qs], kv[0][rows, ks], kv[1][rows, ks], out[rows, qs], lse[rows, qs], tile.causal, scale
-                    )
-                    dq.add(rows, qs, dq_tile)
-                    dk.add(rows, ks, dk_tile)
-                    dv.add(rows, ks, dv_tile)
-            if ring.size == 1:
-                return dq.finish(q.dtype), dk.finish(k.dtype), dv.finish(v.dtype), *[None] * 5
-            if returning is None:
-                dkv = torch.stack((dk.finish(accumulate), dv.finish(accumulate)))
-            else:
-                # What the block has gathered so far was sent one hop ago and crossed while this block was computed.
-                dkv = returning.wait()
-                dk.add_to(dkv[0])
-                dv.add_to(dkv[1])
-            returning = ring.send(dkv)
-            if arriving is not None:
-                packed = arriving.wait()
-                kv = packed.unbind()
-        dk, dv = returning.wait().unbind()
-        return dq.finish(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *[None] * 5
+        return *ring_backward(grad if grad.stride(-1) == 1 else grad.contiguous(), *ctx.saved_tensors, ctx.call), None
 
 
-def _runs_of_ranks(queries: int, keys: int, ring: int, layout: str) -> tuple[list[list[Run]], list[list[Run]]]:
-    """The runs of queries and of keys on every ring rank. On one rank fewer queries than keys are the last ones."""
-    if ring == 1:
-        return [[Run(keys - queries, 1, queries, 0)]], [[Run(0, 1, keys, 0)]]
-    runs = [ring_runs(queries * ring, ring, rank, layout) for rank in range(ring)]
-    return runs, runs
+def ring_forward(q, k, v, extra_k, extra_v, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """out [B, S, H, D] in the type of q and lse [B, S, H] in the accumulators'."""
+    result, plain = _Output(q), replace(call, slopes=None)
+    for rows, tiles in call.extra_tiles:
+        for tile in tiles:
+            result.add(rows, tile, *_forward(tile, q[rows], extra_k[rows], extra_v[rows], plain))
+    for hop, (hop_k, hop_v) in _travel(k, v, call, "forward"):
+        for rows, tiles in hop.tiles:
+            for tile in tiles:
+                result.add(rows, tile, *_forward(tile, q[rows], hop_k[rows], hop_v[rows], call))
+    return result.finish()
 
 
-def _tiles(pattern: Pattern, runs, rank: int, source: int):
-    """``(rows, tiles)`` of this rank's queries against the block that came from ring rank ``source``."""
-    query_runs, key_runs = runs
-    return [(rows, pattern.tiles(query_runs[rank], key_runs[source], rows.start or 0)) for rows in pattern.rows]
+def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tuple[torch.Tensor | None, ...]:
+    """dq, dk, dv and the gradients of the extra keys and values (None where there are none)."""
+    dq, own, extra = _Sum(q), (_Sum(k), _Sum(v)), (_Sum(extra_k), _Sum(extra_v)) if extra_k is not None else ()
+
+    def add(rows, tiles, keys, values, dk: "_Sum", dv: "_Sum", call: Call):
+        for tile in tiles:
+            of_queries = (tile.q_of(x[rows]).flatten(0, 1) for x in (grad, q, out, lse))
+            parts = _backward(tile, *of_queries, keys[rows], values[rows], call)
+            dq.add_queries(rows, tile, parts[0])
+            dk.add_keys(rows, tile, parts[1])
+            dv.add_keys(rows, tile, parts[2])
+
+    plain = replace(call, slopes=None)
+    for rows, tiles in call.extra_tiles:
+        add(rows, tiles, extra_k, extra_v, *extra, plain)
+    returning = None
+    for hop, (hop_k, hop_v) in _travel(k, v, call, "backward"):
+        sums = own if hop.distance == 0 else (_Sum(hop_k), _Sum(hop_v)) if hop.received else None
+        for rows, tiles in hop.tiles:
+            add(rows, tiles, hop_k, hop_v, *sums, call)
+        if returning is not None:
+            _add_home(*returning, own)
+        if hop.distance:
+            sent = torch.stack([x.finish(x.dtype).transpose(1, 2) for x in sums]) if sums else None
+            label = f"hop {hop.distance} of the gradients{call.where}"
+            returning = hop, call.ring.exchange(-hop.distance, sent, _like(k, hop.sent, own[0].dtype), HOME, label)
+    if returning is not None:
+        _add_home(*returning, own)
+    grads = zip((dq, *own, *extra), (q, k, v, extra_k, extra_v))
+    grads = [total.finish(x.dtype) for total, x in grads]
+    return *grads, *[None] * (5 - len(grads))
+
+
+def _travel(k, v, call: Call, direction: str) -> Iterator[tuple[Hop, tuple]]:
+    """Each hop with the keys and values that it brought. The next hop's are on their way meanwhile."""
+    packed: dict[tuple, torch.Tensor] = {}
+
+    def start(hop: Hop):
+        key = tuple(hop.sent)
+        if key and key not in packed:
+            packed.clear()
+            packed[key] = torch.stack([_rows(x, hop.sent).transpose(1, 2) for x in (k, v)])
+        label = f"hop {hop.distance} of the {direction}{call.where}"
+        return call.ring.exchange(hop.distance, packed.get(key), _like(k, hop.received, k.dtype), KEYS, label)
+
+    arriving = None
+    for index, hop in enumerate(call.plan):
+        arrived = arriving.wait() if arriving is not None else None
+        following = call.plan[index + 1] if index + 1 < len(call.plan) else None
+        arriving = start(following) if following is not None else None
+        yield hop, (k, v) if hop.distance == 0 else (None, None) if arrived is None else arrived.transpose(2, 3).unbind()
+
+
+def _rows(x_BSGD: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor:
+    parts = [x_BSGD[:, start:stop] for start, stop in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _like(k_BSGD: torch.Tensor, ranges: list[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor | None:
+    """A buffer [2, B, G, n, D] for keys and values of the n rows in ``ranges``; None for none."""
+    rows = sum(stop - start for start, stop in ranges)
+    batch, _, heads, size = k_BSGD.shape
+    return k_BSGD.new_empty((2, batch, heads, rows, size), dtype=dtype) if rows else None
+
+
+def _add_home(hop: Hop, exchange, own: tuple["_Sum", "_Sum"]) -> None:
+    """Add what the rank ``hop.distance`` places on has computed for this rank's keys and values."""
+    received = exchange.wait()
+    if received is None:
+        return
+    for total, part in zip(own, received.transpose(2, 3).unbind()):
+        first = 0
+        for start, stop in hop.sent:
+            total.add_range(start, stop, part[:, first : first + stop - start])
+            first += stop - start
+
+
+def _forward(tile: Tile, q, k, v, call: Call):
+    queries, keys, values = (x.flatten(0, 1) for x in (tile.q_of(q), tile.k_of(k), tile.k_of(v)))
+    return call.backend.forward(queries, keys, values, tile, call.slopes, call.scale)
+
+
+def _backward(tile: Tile, grad, q, out, lse, k, v, call: Call):
+    keys, values = (tile.k_of(x).flatten(0, 1) for x in (k, v))
+    return call.backend.backward(grad, q, keys, values, out, lse, tile, call.slopes, call.scale)
+
+
+def _covers(tile: Tile, size: int, part: torch.Tensor, whole_BSHD: torch.Tensor) -> bool:
+    """Whether a part of ``tile``, with ``size`` tokens a rung, holds every token of every batch row exactly once."""
+    consecutive = tile.step == 1 and (tile.rungs == 1 or tile.shift == size)
+    return consecutive and part.shape[0] == whole_BSHD.shape[0] * tile.rungs and size * tile.rungs == whole_BSHD.shape[1]
+
+
+def _in_a_row(tile: Tile, part: torch.Tensor) -> torch.Tensor:
+    return part if tile.rungs == 1 else part.unflatten(0, (-1, tile.rungs)).flatten(1, 2)
 
 
 class _Output:
-    """out and lse of this rank's queries, merged tile by tile. The first tile that covers everything is kept as it is."""
+    """out and lse of this rank's queries, merged tile by tile. A first tile that covers everything is kept as it is."""
 
-    def __init__(self, q: torch.Tensor, dtype: torch.dtype):
-        self.q, self.dtype, self.out, self.lse = q, dtype, None, None
+    def __init__(self, q: torch.Tensor):
+        self.q, self.dtype, self.out, self.lse = q, torch.promote_types(q.dtype, torch.float32), None, None
 
-    def add(self, rows: slice, queries: slice, out, lse) -> None:
+    def add(self, rows: slice, tile: Tile, out_NQHD: torch.Tensor, lse_NQH: torch.Tensor) -> None:
         if self.out is None:
-            if out.shape == self.q.shape:
-                self.out, self.lse = out.to(self.dtype), lse.contiguous()
+            if _covers(tile, tile.queries, out_NQHD, self.q):
+                self.out, self.lse = _in_a_row(tile, out_NQHD).to(self.dtype), _in_a_row(tile, lse_NQH).contiguous()
                 return
             self._start()
-        merge_(self.out[rows, queries], self.lse[rows, queries], out, lse)
+        out, lse = tile.q_of(self.out[rows]), tile.q_of(self.lse[rows])
+        merge_(out, lse, out_NQHD.unflatten(0, out.shape[:2]), lse_NQH.unflatten(0, lse.shape[:2]))
 
-    def finish(self):
+    def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.out is None:
             self._start()
         return self.out.to(self.q.dtype), self.lse
@@ -125,27 +199,37 @@ class _Output:
 
 
 class _Sum:
-    """A gradient, summed tile by tile. The first tile that covers everything is kept as it is."""
+    """A gradient, summed tile by tile. A first tile that covers everything is kept as it is."""
 
-    def __init__(self, like: torch.Tensor, dtype: torch.dtype):
-        self.like, self.dtype, self.total = like, dtype, None
+    def __init__(self, like: torch.Tensor):
+        self.like, self.dtype, self.total = like, torch.promote_types(like.dtype, torch.float32), None
 
-    def add(self, rows: slice, tokens: slice, part: torch.Tensor) -> None:
+    def add_queries(self, rows: slice, tile: Tile, part_NQHD: torch.Tensor) -> None:
+        if not self._keep(tile, tile.queries, part_NQHD):
+            view = tile.q_of(self.total[rows])
+            view += part_NQHD.unflatten(0, view.shape[:2])
+
+    def add_keys(self, rows: slice, tile: Tile, part_NKGD: torch.Tensor) -> None:
+        if not self._keep(tile, tile.keys, part_NKGD):
+            tile.add_keys_(self.total[rows], part_NKGD.unflatten(0, (-1, tile.rungs)))
+
+    def add_range(self, start: int, stop: int, part: torch.Tensor) -> None:
         if self.total is None:
-            if part.shape == self.like.shape:
-                self.total = part.to(self.dtype)
-                return
             self._start()
-        self.total[rows, tokens] += part
-
-    def add_to(self, total: torch.Tensor) -> None:
-        if self.total is not None:
-            total += self.total
+        self.total[:, start:stop] += part
 
     def finish(self, dtype: torch.dtype) -> torch.Tensor:
         if self.total is None:
             self._start()
         return self.total.to(dtype)
+
+    def _keep(self, tile: Tile, size: int, part: torch.Tensor) -> bool:
+        if self.total is None:
+            if _covers(tile, size, part, self.like):
+                self.total = _in_a_row(tile, part).to(self.dtype)
+                return True
+            self._start()
+        return False
 
     def _start(self):
         self.total = self.like.new_zeros(self.like.shape, dtype=self.dtype)

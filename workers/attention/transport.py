@@ -1,4 +1,7 @@
-"""Hops round the ring: one message to the next rank and one from the previous, in flight while a block is computed."""
+"""Hops round the ring: messages to the rank some places on and from the rank as many places before, in flight during computation.
+
+``emulated`` has a ring whose ranks are threads.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +11,122 @@ import torch
 import torch.distributed as dist
 
 
+class HopCorrupted(RuntimeError):
+    """What arrived is not what was sent (``attention.verify_ring``)."""
+
+
 class Traffic:
     """Counts what this rank sent and how long its computation stood still for it."""
 
     def __init__(self):
         self.bytes_sent = 0
         self.hops = 0
-        self.exposed_seconds = 0.0
+        self.waited = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
+    @property
+    def exposed_seconds(self) -> float:
+        """Seconds that computation waited for communication: host time on the CPU; on CUDA the time that the stream stood
+        still between the events around the wait, which are read (and waited for) here."""
+        for before, after in self._events:
+            after.synchronize()
+            self.waited += before.elapsed_time(after) / 1e3
+        self._events.clear()
+        return self.waited
 
-class Hop:
-    """A buffer on its way: ``wait()`` returns what came from the previous rank."""
-
-    def __init__(self, received: torch.Tensor, requests: list, traffic: Traffic, sent: torch.Tensor):
-        self._received, self._requests, self._traffic = received, requests, traffic
-        self._sent = sent  # must live until the send is done
-
-    def wait(self) -> torch.Tensor:
-        """Seconds waited count as exposed communication (host time: on CUDA the stream waits, not the host)."""
+    def wait(self, requests: list, device: torch.device) -> None:
+        """Wait for the requests, and count it."""
+        if device.type == "cuda":
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            for request in requests:
+                request.wait()
+            after.record()
+            self._events.append((before, after))
+            return
         start = time.perf_counter()
-        for request in self._requests:
+        for request in requests:
             request.wait()
-        self._traffic.exposed_seconds += time.perf_counter() - start
-        self._sent = None
-        return self._received
+        self.waited += time.perf_counter() - start
+
+
+class Exchange:
+    """Buffers on their way: ``wait()`` returns what came, None where nothing was to come."""
+
+    def __init__(self, ring: "Ring", sent: list[torch.Tensor], received: list[torch.Tensor], requests: list, label: str, source: int):
+        self._ring, self._received, self._requests, self._label, self._source = ring, received, requests, label, source
+        self._sent = sent  # must live until the sends are done
+
+    def finish(self) -> None:
+        """Wait until everything has come and gone."""
+        if self._requests:
+            self._ring.traffic.wait(self._requests, (self._sent + self._received)[0].device)
+        self._sent, self._requests = [], []
+
+    def wait(self) -> torch.Tensor | None:
+        self.finish()
+        if not self._received:
+            return None
+        if self._ring.verify and not torch.equal(checksum(self._received[0]), self._received[1]):
+            raise HopCorrupted(
+                f"ring rank {self._ring.rank}: what came from ring rank {self._source} at {self._label} does not match its checksum; "
+                f"its memory, the link or the network card is at fault"
+            )
+        return self._received[0]
 
 
 class Ring:
-    """Point-to-point hops on one process group. Every rank posts its send and its receive together, so none waits for another."""
+    """Point-to-point messages on one process group. Every rank posts its send and its receive together, so none waits for another.
 
-    def __init__(self, group, traffic: Traffic):
+    ``verify``: a checksum travels with every message. ``overlap`` False waits for a message as soon as it is posted: for
+    measuring what overlap is worth.
+    """
+
+    overlap = True
+
+    def __init__(self, group, traffic: Traffic, verify: bool = False):
         self.group = group
         self.size = dist.get_world_size(group) if group is not None else 1
         self.rank = dist.get_rank(group) if group is not None else 0
         self.traffic = traffic
+        self.verify = verify
         if group is not None:
-            ranks = dist.get_process_group_ranks(group)
-            self._next = ranks[(self.rank + 1) % self.size]
-            self._previous = ranks[(self.rank - 1) % self.size]
+            self._ranks = dist.get_process_group_ranks(group)
+            if dist.get_backend(group) == "nccl":
+                # NCCL wants every rank of a group at its first call; a sparse pattern's first hop may leave some out.
+                dist.barrier(group, device_ids=[torch.cuda.current_device()])
 
-    def send(self, buffer: torch.Tensor) -> Hop:
-        """Start sending ``buffer`` (contiguous, left untouched until the hop is waited for) to the next rank."""
-        received = torch.empty_like(buffer)
-        requests = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, buffer, self._next, self.group),
-                dist.P2POp(dist.irecv, received, self._previous, self.group),
-            ]
-        )
-        self.traffic.bytes_sent += buffer.numel() * buffer.element_size()
-        self.traffic.hops += 1
-        return Hop(received, requests, self.traffic, buffer)
+    def exchange(
+        self, places: int, sent: torch.Tensor | None, received: torch.Tensor | None, tag: int = 0, label: str = "a hop"
+    ) -> Exchange:
+        """Start sending ``sent`` to the rank ``places`` on, and filling ``received`` from the rank as many places before.
+
+        Both are contiguous and left untouched until the exchange is waited for; either may be None: the other rank knows.
+        Every rank starts its exchanges in one order (NCCL pairs messages by order, gloo by ``tag`` as well).
+        ``label`` says in an error what was on its way.
+        """
+        outgoing, incoming = ([] if x is None else [x] for x in (sent, received))
+        if sent is not None:
+            self.traffic.bytes_sent += sent.numel() * sent.element_size()
+            self.traffic.hops += 1
+        if self.verify:
+            outgoing += [checksum(x) for x in outgoing]
+            incoming += [torch.empty(2, dtype=torch.int64, device=x.device) for x in incoming]
+        source = (self.rank - places) % self.size
+        requests = self._transfer(outgoing, (self.rank + places) % self.size, incoming, source, tag)
+        exchange = Exchange(self, outgoing, incoming, requests, label, source)
+        if not self.overlap:
+            exchange.finish()
+        return exchange
+
+    def _transfer(self, outgoing: list[torch.Tensor], target: int, incoming: list[torch.Tensor], source: int, tag: int) -> list:
+        operations = [dist.P2POp(dist.isend, x, self._ranks[target], self.group, tag) for x in outgoing]
+        operations += [dist.P2POp(dist.irecv, x, self._ranks[source], self.group, tag) for x in incoming]
+        return dist.batch_isend_irecv(operations) if operations else []
+
+
+def checksum(x: torch.Tensor) -> torch.Tensor:
+    """Two int64 sums over the bits of a contiguous tensor, the second weighted by place: what is changed, lost or moved shows."""
+    flat = x.reshape(-1).view(torch.int16).long()
+    weights = torch.arange(flat.numel(), device=x.device) % 65_521 + 1
+    return torch.stack((flat.sum(), (flat * weights).sum()))

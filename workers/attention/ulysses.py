@@ -39,3 +39,17 @@ def gather_tokens(x_BSHD: torch.Tensor, group) -> torch.Tensor:
 def gather_heads(x_BSHD: torch.Tensor, group) -> torch.Tensor:
     """Every head for this rank's share of the tokens."""
     return _Exchange.apply(x_BSHD, group, False)
+
+
+def replicate(kv_BSGD: torch.Tensor, ranks: int, dim: int = 2) -> torch.Tensor:
+    """KV heads (along ``dim``) repeated until every ulysses rank has one of its own; as they are when there are enough.
+
+    Query heads [r · H / U, (r + 1) · H / U) then share KV head r · G / U, as they did before.
+    """
+    heads = kv_BSGD.shape[dim]
+    return kv_BSGD if heads >= ranks else kv_BSGD.repeat_interleave(ranks // heads, dim=dim)
+
+
+def heads_of(x_BSHD: torch.Tensor, mesh, dim: int = 2) -> torch.Tensor:
+    """This ulysses rank's share of the heads (along ``dim``) of a tensor that every rank has whole."""
+    return x_BSHD.chunk(mesh.ulysses, dim=dim)[mesh.ulysses_rank]

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from tests import attention_reference
+from tests.unit.attention.cases import PATTERNS as NAMED
+from tests.unit.attention.cases import pieces
 from workers.attention import Pattern, attend
+from workers.attention.emulated import emulate
 from workers.attention.layout import shard
-from workers.attention.pattern import Tile
-from workers.mesh import MeshSpec
+from workers.attention.tile import Tile
 
 
 def inputs(length: int = 24, batch: int = 2, heads: int = 6, kv_heads: int = 2, dtype=torch.float64, queries: int | None = None):
@@ -38,17 +40,36 @@ def test_out_and_gradients_equal_the_definition(name, backend):
 
 @pytest.mark.parametrize("queries", [1, 5, 24])
 def test_fewer_queries_than_keys_are_the_last_ones(queries):
-    """As a cache asks: the new tokens see all that came before."""
+    """As a cache asks: the new tokens see of what came before what the pattern says."""
     q, k, v = inputs(queries=24)
-    whole = attend(q, k, v, Pattern())
-    torch.testing.assert_close(attend(q[:, -queries:], k, v, Pattern()), whole[:, -queries:], rtol=1e-12, atol=1e-12)
+    for fields in NAMED.values():
+        for documents in (None, torch.arange(24) // 9):
+            pattern = Pattern(documents=documents, **fields)
+            whole = attention_reference.attention(q, k, v, pattern)
+            torch.testing.assert_close(attend(q[:, -queries:], k, v, pattern), whole[:, -queries:], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_memory_is_seen_by_every_query_and_gets_its_gradient(backend):
+    qkv, generator = inputs(), torch.Generator().manual_seed(5)
+    memory = [torch.randn(3, 2, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    for pattern in (Pattern(), Pattern(window=3, alibi=True), Pattern(documents=torch.arange(24) // 5), Blindfold()):
+        out = attend(*qkv, pattern, memory=tuple(memory), backend=backend)
+        if isinstance(pattern, Blindfold):  # the memory alone
+            scores = torch.einsum("bqhd,khd->bhqk", qkv[0], memory[0].repeat_interleave(3, 1)) * 8**-0.5
+            expected = torch.einsum("bhqk,khd->bqhd", scores.softmax(-1), memory[1].repeat_interleave(3, 1))
+        else:
+            expected = attention_reference.attention(*qkv, pattern, memory=memory)
+        got, wanted = (torch.autograd.grad(x.square().sum(), [*qkv, *memory], materialize_grads=True) for x in (out, expected))
+        for ours, theirs in zip((out, *got), (expected, *wanted)):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 class Blind(Pattern):
     """The first eight of sixteen queries see no key; the rest see the first eight."""
 
     def tiles(self, query_runs, key_runs, row=0):
-        return [Tile(8, 16, 0, 8, False)]
+        return [Tile(8, 8, 0, 8)]
 
 
 class Blindfold(Pattern):
@@ -77,15 +98,32 @@ def test_where_nothing_is_visible_everything_is_zero():  # A1
     assert not any(x.any() for x in (out, *(x.grad for x in qkv)))
 
 
-def bidirectional(spec: MeshSpec) -> float:
-    mesh, qkv = spec.build("cpu"), inputs(16)
-    pattern = Pattern(causal=False, documents=torch.tensor([0] * 9 + [1] * 4 + [-1] * 3))
-    out = attend(*(shard(x.detach(), mesh, 1) for x in qkv), pattern, mesh=mesh)
-    return (out - shard(attention_reference.attention(*qkv, pattern), mesh, 1)).abs().max().item()
+@pytest.mark.parametrize("small", [True, False])
+def test_queries_that_see_nothing_at_some_hops_or_at_all(small):  # A1
+    """On a ring: rank 0's queries see nothing anywhere, the others' the first eight keys of rank 0 alone."""
 
+    class OfRankZero(Pattern):
+        def tiles(self, query_runs, key_runs, row=0):
+            return [Tile(0, 8, 0, 8)] if query_runs[0].start > 0 and key_runs[0].start == 0 else []
 
-def test_bidirectional_in_the_zigzag_layout_with_padding_alone(world):  # A6
-    assert max(world.run(bidirectional, ranks=2, spec=MeshSpec(ring=2))) < 1e-12
+    q, k, v = (x.detach() for x in inputs(32))
+    pattern = OfRankZero()
+
+    def function(mesh):
+        local = [shard(x, mesh, 1).clone().requires_grad_() for x in (q, k, v)]
+        out = attend(*local, pattern, mesh=mesh)
+        out.sum().backward()
+        return [out.detach(), *(x.grad for x in local)]
+
+    with pieces(small):
+        results = emulate(4, function, "contiguous")
+    assert all(torch.isfinite(x).all() for parts in results for x in parts)
+    assert not any(x.any() for x in results[0][:2]) and all(x.any() for x in results[0][2:])
+    for out, dq, dk, dv in results[1:]:
+        assert out.any() and dq.any() and not dk.any() and not dv.any()
+    scores = torch.einsum("bqhd,bkhd->bhqk", q[:, 8:], k[:, :8].repeat_interleave(3, 2)) * 8**-0.5
+    expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v[:, :8].repeat_interleave(3, 2))
+    torch.testing.assert_close(torch.cat([out for out, *_ in results[1:]], 1), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_scale_is_that_of_the_head_unless_given():

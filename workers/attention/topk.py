@@ -1,0 +1,134 @@
+"""Dynamic sparse attention: a block of queries sees itself and the best few key blocks before it, exactly.
+
+Blocks are segments of a fixed size, counted from the start of a document. A block of queries scores every earlier block
+of its document by the product of a mean query and the mean key, summed over heads, and keeps the best; all heads of all
+ranks share the choice. The mean query is that of the block before: the block's own mean would let its later tokens choose
+what its earlier ones see. What is chosen is attended to exactly, by the same ring as any other pattern: only chosen rows
+travel. The cost of a token is that of the blocks kept, besides S / block products of means.
+
+The choice itself has no gradient. It is kept, so that a recomputation of the layer in backward makes the same one.
+
+Legend: B batch, s local tokens, M segments, H query heads, G KV heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from workers.attention.layout import Run
+from workers.attention.segments import Segment, everywhere, parts_of, runs_of_ranks, segments_of, summaries
+from workers.attention.tile import Tile, band_tiles, coalesce
+from workers.attention.transport import Ring
+
+SCORE_ROWS = 1024  # scores are formed for so many blocks of queries at a time
+
+
+@dataclass(frozen=True)
+class TopBlocks:
+    """block: tokens of a block. keep: how many key blocks a block of queries sees, its own among them."""
+
+    block: int = 128
+    keep: int = 16
+
+    def __post_init__(self):
+        for name in ("block", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"top blocks: {name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclass(eq=False)
+class Selection:
+    """A pattern that was chosen: for each batch row and segment the earlier segments that it sees. Stands in for ``Pattern``."""
+
+    rows: list[slice]
+    segments: list[list[Segment]]
+    chosen: list[list[list[int]]]
+    alibi: bool = False
+    _kept: dict = field(default_factory=dict, repr=False)
+
+    def kept(self, key: tuple, make):
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def tiles(self, query_runs: list[Run], key_runs: list[Run], row: int = 0) -> list[Tile]:
+        """As ``Pattern.tiles``: every pair of a query and a key of a chosen block, and the causal pairs of its own."""
+        return self.kept((tuple(query_runs), tuple(key_runs), row), lambda: self._cut(query_runs, key_runs, row))
+
+    def _cut(self, query_runs, key_runs, row) -> list[Tile]:
+        segments, chosen = self.segments[row], self.chosen[row]
+        keys_of: dict[int, list[Run]] = {}
+        for index, run in _pieces(segments, key_runs):
+            keys_of.setdefault(index, []).append(run)
+        tiles = []
+        for index, query in _pieces(segments, query_runs):
+            for key in keys_of.get(index, ()):
+                distance = query.start - key.start
+                tiles += band_tiles(Tile(query.offset, query.length, key.offset, key.length, None, distance // query.stride))
+            for other in chosen[index]:
+                tiles += [Tile(query.offset, query.length, key.offset, key.length) for key in keys_of.get(other, ())]
+        return coalesce(tiles, one_distance=True)
+
+
+def _pieces(segments: list[Segment], runs: list[Run]) -> list[tuple[int, Run]]:
+    return [
+        (part.segment, run.between(segments[part.segment].start, segments[part.segment].stop))
+        for run in runs
+        for part in parts_of(segments, [run])
+    ]
+
+
+@torch.no_grad()
+def select(q_BsHD, k_BsGD, pattern, ring: Ring, layout: str, head_groups: list, where: str) -> Selection:
+    """The selection of a whole sequence; the same on every rank.
+
+    Args:
+        q_BsHD, k_BsGD: this rank's tokens and heads.
+        head_groups: process groups over which heads are spread (ulysses, tensor ranks): scores are summed over them.
+        where: names the layer. During backward, that is when a layer is recomputed, its kept selection is returned.
+    """
+    recomputing = torch._C._current_graph_task_id() != -1
+    if recomputing and ("selection", where) in pattern._kept:
+        return pattern._kept["selection", where]
+    runs = runs_of_ranks(k_BsGD.shape[1] * ring.size, ring, layout)
+    if q_BsHD.shape[1] != k_BsGD.shape[1]:
+        raise ValueError("top chooses for whole blocks of queries: it needs as many queries as keys (no cache yet)")
+    segments, chosen = [], []
+    groups = q_BsHD.shape[2] // k_BsGD.shape[2]
+    for row in range(q_BsHD.shape[0]):
+        q_sGD, k_sGD = q_BsHD[row].unflatten(1, (-1, groups)).float().mean(2), k_BsGD[row].float()
+        row_segments = segments_of(pattern, pattern.top.block, k_BsGD.shape[1] * ring.size, row)
+        parts = [parts_of(row_segments, rank_runs) for rank_runs in runs]
+        uniform = q_sGD.new_zeros((1, q_sGD.shape[0], 1, q_sGD.shape[1]))
+        means = summaries((q_sGD[None], k_sGD[None]), uniform, parts, len(row_segments), ring)
+        segments.append(row_segments)
+        q_MX, k_MX = (x[0].flatten(1) for x in means)
+        chosen.append(_best(q_MX.roll(1, 0), k_MX, row_segments, pattern.top.keep - 1, ring, head_groups))
+    # A choice belongs to one sequence, whatever it is batched with.
+    selection = Selection([slice(row, row + 1) for row in range(q_BsHD.shape[0])], segments, chosen)
+    pattern._kept["selection", where] = selection
+    return selection
+
+
+def _best(q_MX, k_MX, segments: list[Segment], keep: int, ring: Ring, head_groups) -> list[list[int]]:
+    """For each segment the ``keep`` best of the earlier ones of its document, ascending. Ring ranks share the work."""
+    count = len(segments)
+    documents = torch.tensor([segment.document for segment in segments], device=q_MX.device)
+    share = -(-count // ring.size)
+    own = torch.full((1, share, max(keep, 1)), -1, dtype=torch.int32, device=q_MX.device)
+    for first in range(ring.rank * share, min((ring.rank + 1) * share, count), SCORE_ROWS):
+        stop = min(first + SCORE_ROWS, (ring.rank + 1) * share, count)
+        scores = q_MX[first:stop] @ k_MX.T
+        for group in head_groups:
+            dist.all_reduce(scores, group=group)
+        index = torch.arange(first, stop, device=scores.device)[:, None]
+        earlier = (torch.arange(count, device=scores.device) < index) & (documents == documents[first:stop, None])
+        best = scores.masked_fill(~earlier, -torch.inf).topk(min(keep, count))
+        own[0, first - ring.rank * share : stop - ring.rank * share, : best.indices.shape[1]] = torch.where(
+            best.values > -torch.inf, best.indices, -1
+        ).int()
+    table = everywhere(own, ring, [share] * ring.size)[0, :count].tolist()
+    return [sorted(index for index in row if index >= 0) for row in table]
