@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cluster.launch import ClusterConfig
 from pipelines.paths import read_mapping
 from workers.attention.block import BACKENDS
-from workers.mesh import LAYOUTS, MeshSpec
+from workers.mesh import LAYOUTS, MeshSpec, split_context
 from workers.model.config import ModelConfig
 from workers.training.config import CheckpointConfig, TrainingConfig
 
@@ -48,22 +48,47 @@ class CorpusConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The mesh's axes; dp -1 takes the workers that the others leave."""
+    """The mesh's axes; dp -1 takes the workers that the others leave.
+
+    cp: ranks that share a sequence, in place of ring and ulysses, which are then chosen: ulysses as large as heads and a
+    node of ``ranks_per_node`` allow, the rest a ring.
+    """
 
     dp: int = 1
     ring: int = 1
     ulysses: int = 1
     tp: int = 1
+    cp: int | None = None
+    ranks_per_node: int = 8
+
+    def __post_init__(self):
+        if self.cp is not None and (self.ring, self.ulysses) != (1, 1):
+            raise ValueError(f"mesh.cp = {self.cp} chooses ring and ulysses; leave them out, or leave out cp")
+        for name in ("cp", "ranks_per_node"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"mesh.{name} is {getattr(self, name)}; it must be at least 1")
+
+    def spec(self, model: ModelConfig, layout: str) -> MeshSpec:
+        ring, ulysses = self.ring, self.ulysses
+        if self.cp is not None:
+            ring, ulysses = split_context(self.cp, model.heads, model.kv_heads, self.tp, self.ranks_per_node)
+        return MeshSpec(self.dp, ring, ulysses, self.tp, layout)
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """layout: which tokens a context rank holds (zigzag, contiguous, striped). backend: auto, cpu, cuda or reference."""
+    """layout: which tokens a context rank holds: zigzag, contiguous or striped; auto takes what suits the model's pattern.
 
-    layout: str = LAYOUTS[0]
+    backend: the kernel of a tile; auto takes the fastest. verify_ring: compare a checksum of whatever arrives on a hop.
+    """
+
+    layout: str = "auto"
     backend: str = "auto"
+    verify_ring: bool = False
 
     def __post_init__(self):
+        if self.layout not in ("auto", *LAYOUTS):
+            raise ValueError(f"attention.layout is {self.layout!r}; it must be one of auto, {', '.join(LAYOUTS)}")
         if self.backend != "auto" and self.backend not in BACKENDS:
             raise ValueError(f"attention.backend is {self.backend!r}; it must be one of auto, {', '.join(BACKENDS)}")
 
@@ -92,7 +117,8 @@ class Config(BaseModel):
 
     def mesh_spec(self) -> MeshSpec:
         """The mesh with its layout, settled for the number of workers. Raises ValueError when it does not fit them."""
-        return MeshSpec(**dataclasses.asdict(self.mesh), layout=self.attention.layout).resolve(self.cluster.workers)
+        layout = self.model.pattern().best_layout if self.attention.layout == "auto" else self.attention.layout
+        return self.mesh.spec(self.model, layout).resolve(self.cluster.workers)
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False)

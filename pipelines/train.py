@@ -61,7 +61,9 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     config = config.model_copy(update={"model": model, "corpus": dataclasses.replace(config.corpus, store=str(store.folder))})
     data = _data(config, store)
     per_group = math.ceil(data.held_out_windows / mesh.dp)
-    job = Job(model, config.training, config.checkpoint, run, config.attention.backend, per_group, checkpoint)
+    job = Job(
+        model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, checkpoint
+    )
     return Prepared(config, job, mesh, data, store, absolute_uri(config.tracking.uri) if config.tracking.uri else default_uri(run))
 
 

@@ -79,12 +79,18 @@ class MeshSpec:
 
     def check_model(self, model) -> None:
         """Raise ValueError when the heads or the feed-forward size of ``model`` (a ModelConfig) do not divide over the mesh."""
-        for name, count in (("query heads", model.heads), ("KV heads", model.kv_heads)):
-            if count % (self.tp * self.ulysses):
-                raise ValueError(
-                    f"{count} {name} do not divide by tp × ulysses = {self.tp} × {self.ulysses}; "
-                    f"choose a mesh whose tp × ulysses divides {math.gcd(model.heads, model.kv_heads)}"
-                )
+        if model.heads % (self.tp * self.ulysses):
+            raise ValueError(
+                f"{model.heads} query heads do not divide by tp × ulysses = {self.tp} × {self.ulysses}; "
+                f"choose a mesh whose tp × ulysses divides {math.gcd(model.heads, model.kv_heads)}"
+            )
+        per_rank = model.kv_heads // self.tp
+        if model.kv_heads % self.tp or (per_rank % self.ulysses and self.ulysses % per_rank):
+            # Fewer KV heads than ulysses ranks are repeated (``ulysses.replicate``), but only whole.
+            raise ValueError(
+                f"{model.kv_heads} KV heads do not divide by tp × ulysses = {self.tp} × {self.ulysses}; "
+                f"choose a mesh whose tp × ulysses divides {math.gcd(model.heads, model.kv_heads)}"
+            )
         if model.ffn_dim % self.tp:
             raise ValueError(f"model.ffn_dim = {model.ffn_dim} does not divide by mesh.tp = {self.tp}")
 
@@ -105,6 +111,18 @@ class MeshSpec:
         spec = self.resolve(dist.get_world_size())
         sizes = (spec.dp, spec.ring, spec.ulysses, spec.tp)
         return Mesh(spec, init_device_mesh(device_type, sizes, mesh_dim_names=("dp", "ring", "ulysses", "tp")))
+
+
+def split_context(cp: int, heads: int, kv_heads: int, tp: int = 1, ranks_per_node: int = 8) -> tuple[int, int]:
+    """(ring, ulysses) for ``cp`` ranks that share a sequence.
+
+    Ulysses is the cheaper exchange where links are fast, and stops at a node and at the KV heads of a tensor rank (beyond
+    them heads would be sent twice): it gets the largest divisor of ``cp`` that fits both, the ring gets the rest.
+    """
+    shared = math.gcd(heads, kv_heads)
+    fits = [u for u in range(1, cp + 1) if cp % u == 0 and shared % (tp * u) == 0 and tp * u <= max(ranks_per_node, tp)]
+    ulysses = max(fits, default=1)
+    return cp // ulysses, ulysses
 
 
 class Mesh:

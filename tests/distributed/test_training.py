@@ -73,6 +73,36 @@ VARIANTS = {
 }
 
 
+SEEN = {
+    "window, sinks and learnt memory": dict(window=17, sinks=3, memory=2),
+    "blocks": dict(block=16),
+    "alibi": dict(positions="alibi", window=40),
+    "no positions, strided": dict(positions="none", stride=4),
+    "hierarchical": dict(window=8, segment=8, summaries=2, memory=1),
+    "hierarchical, mean": dict(window=8, segment=16, pooling="mean", reach=3),
+    "top blocks": dict(top_blocks=3, top_block_size=8),
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_the_law_holds_whatever_a_token_sees(world, tmp_path, seen):
+    """Packed documents on rings, ulysses and tensor ranks; learnt keys and pooling vectors are sharded with their heads."""
+    model = dataclasses.replace(MODEL, kv_heads=2, **SEEN[seen])
+    training = with_steps(4)
+    world.run(run_training, ranks=1, spec=MeshSpec(), run=str(tmp_path / "one"), model=model, training=training)
+    for spec in (MeshSpec(ring=2, tp=2), MeshSpec(ring=2, ulysses=2, layout="contiguous"), MeshSpec(ring=4), MeshSpec(dp=2, tp=2)):
+        run = tmp_path / name_of(spec)
+        world.run(run_training, ranks=spec.world, spec=spec, run=str(run), model=model, training=training)
+        assert_same_curve(run, tmp_path / "one")
+
+
+def test_more_ulysses_ranks_than_kv_heads(world, tmp_path):
+    model = dataclasses.replace(MODEL, kv_heads=1)
+    for name, spec in {"one": MeshSpec(), "mesh": MeshSpec(ring=2, ulysses=2)}.items():
+        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=model, training=with_steps(4))
+    assert_same_curve(tmp_path / "mesh", tmp_path / "one")
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_law_holds_for_other_models(world, tmp_path, variant):
     specs = {"one": MeshSpec(), "ring and tensor": MeshSpec(ring=2, tp=2), "data and tensor": MeshSpec(dp=2, tp=2), "both": MeshSpec(ulysses=2, tp=2)}

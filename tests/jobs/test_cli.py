@@ -95,7 +95,7 @@ class TestTrain:
     @pytest.mark.parametrize("changed, said", [
         (["mesh.ring=2", "cluster.workers=3"], "needs 2 workers, not 3; change the mesh, or set cluster.workers to 2 or null"),
         (["model.dim=36", "model.heads=9", "model.kv_heads=3", "mesh.tp=2"], "9 query heads do not divide by tp × ulysses = 2 × 1"),  # A4
-        (["mesh.ulysses=4"], "2 KV heads do not divide by tp × ulysses = 1 × 4; choose a mesh whose tp × ulysses divides 2"),
+        (["mesh.tp=4"], "2 KV heads do not divide by tp × ulysses = 4 × 1; choose a mesh whose tp × ulysses divides 2"),
         (["training.step=3"], "unknown configuration key training.step; the nearest is training.steps"),
         (["training.steps=many"], "training.steps is 'many'"),
         (["mesh.dp=2", "training.batch=3"], "training.batch = 3 sequences do not divide by mesh.dp × training.micro_batch = 2 × 1"),
@@ -103,7 +103,9 @@ class TestTrain:
         (["corpus.overlap=64"], "overlap is 64; it must be at least 0 and less than the context of 64"),
         (["corpus.store=/nowhere"], "/nowhere: no manifest.json, so no finished token store; run `ringspan ingest` into this folder"),
         (["corpus.store="], "corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`"),
-        (["attention.layout=spiral"], "attention.layout is 'spiral'; it must be one of zigzag, contiguous, striped"),
+        (["attention.layout=spiral"], "attention.layout is 'spiral'; it must be one of auto, zigzag, contiguous, striped"),
+        (["mesh.cp=2", "mesh.ring=2"], "mesh.cp = 2 chooses ring and ulysses; leave them out, or leave out cp"),
+        (["model.segment=64"], "hierarchy needs a causal window"),
         (["attention.backend=fastest"], "attention.backend is 'fastest'; it must be one of auto, "),
         (["training.decay=exponential"], "training.decay is 'exponential'; it must be constant, linear or cosine"),
     ])

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from workers.mesh import MeshSpec
+from workers.mesh import MeshSpec, split_context
 from workers.model.config import ModelConfig
 
 
@@ -54,13 +54,41 @@ def test_an_unknown_layout_names_those_there_are():
     "spec, said",
     [
         (MeshSpec(tp=2), r"9 query heads do not divide by tp × ulysses = 2 × 1; .* divides 3"),  # A4
-        (MeshSpec(ulysses=9), "3 KV heads do not divide by tp × ulysses = 1 × 9"),
-        (MeshSpec(tp=3, ulysses=3), "3 KV heads do not divide by tp × ulysses = 3 × 3"),
+        (MeshSpec(tp=9), "3 KV heads do not divide by tp × ulysses = 9 × 1"),
     ],
 )
 def test_heads_that_do_not_divide(spec, said):
     with pytest.raises(ValueError, match=said):
         spec.check_model(ModelConfig(dim=36, heads=9, kv_heads=3, head_dim=4, ffn_dim=64))
+
+
+def test_fewer_kv_heads_than_ulysses_ranks_are_repeated_but_only_whole():
+    model = ModelConfig(dim=48, heads=12, kv_heads=3, head_dim=4, ffn_dim=48)
+    MeshSpec(ulysses=6).check_model(model)
+    MeshSpec(tp=3, ulysses=4).check_model(model)
+    for ulysses in (2, 4):
+        with pytest.raises(ValueError, match=f"3 KV heads do not divide by tp × ulysses = 1 × {ulysses}"):
+            MeshSpec(ulysses=ulysses).check_model(model)
+
+
+@pytest.mark.parametrize(
+    "cp, heads, kv_heads, tp, node, expected",
+    [
+        (16, 32, 8, 1, 8, (2, 8)),  # a ring of two nodes, all-to-all inside
+        (16, 32, 8, 2, 8, (4, 4)),  # tensor ranks take half of the KV heads and half of the node
+        (16, 9, 3, 1, 8, (16, 1)),  # nothing divides
+        (6, 9, 3, 1, 8, (2, 3)),
+        (8, 32, 1, 1, 8, (8, 1)),  # one KV head: it would be sent to every rank
+        (4, 32, 32, 8, 8, (4, 1)),  # tensor ranks fill the node
+        (1, 32, 8, 1, 8, (1, 1)),
+    ],
+)
+def test_the_context_axis_is_split_by_heads_and_node(cp, heads, kv_heads, tp, node, expected):
+    assert split_context(cp, heads, kv_heads, tp, node) == expected
+    ring, ulysses = expected
+    MeshSpec(ring=ring, ulysses=ulysses, tp=tp if kv_heads % tp == 0 else 1).check_model(
+        ModelConfig(dim=heads * 4, heads=heads, kv_heads=kv_heads, ffn_dim=64)
+    )
 
 
 def test_heads_that_divide_and_a_feed_forward_layer_that_does_not():

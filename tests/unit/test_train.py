@@ -77,7 +77,8 @@ def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, c
 @pytest.mark.parametrize("settings, said", [
     (["cluster.workers=3"], "needs 2 workers, not 3"),
     (["model.dim=36", "model.heads=9", "model.kv_heads=3", "mesh.tp=2"], "9 query heads do not divide by tp × ulysses = 2 × 1"),  # A4
-    (["mesh.ulysses=4"], "2 KV heads do not divide by tp × ulysses = 1 × 4"),
+    (["model.dim=48", "model.heads=12", "model.kv_heads=6", "mesh.ulysses=4"], "6 KV heads do not divide by tp × ulysses = 1 × 4"),
+    (["mesh.tp=4"], "2 KV heads do not divide by tp × ulysses = 4 × 1"),
     (["mesh.tp=2", "model.ffn_dim=65"], "model.ffn_dim = 65 does not divide by mesh.tp = 2"),
     (["mesh.dp=2", "training.batch=3"], "training.batch = 3 sequences do not divide by mesh.dp × training.micro_batch = 2 × 1"),
     (["corpus.overlap=64"], "overlap is 64; it must be at least 0 and less than the context of 64"),

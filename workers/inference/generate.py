@@ -7,7 +7,6 @@ from typing import Iterator
 
 import torch
 
-from workers.attention import Pattern
 from workers.inference.cache import KVCache
 from workers.model import Decoder
 from workers.training import checkpoint as checkpoints
@@ -36,6 +35,8 @@ def generate(
     the head) are never chosen.
     """
     assert prompt and prefill > 0
+    if model.config.top_blocks is not None:
+        raise ValueError("a model with model.top_blocks cannot generate yet: its choice needs the queries of whole blocks")
     device = model.embed_tokens.weight.device
     caches = [KVCache(model.config, len(prompt) + new_tokens, device=device) for _ in model.layers]
     generator = torch.Generator().manual_seed(seed)
@@ -56,7 +57,7 @@ def _next_logits(model: Decoder, tokens: list[int], caches: list[KVCache], devic
     tokens_BS = torch.tensor([tokens], device=device)
     positions_BS = torch.arange(first, first + len(tokens), device=device)[None]
     last = lambda hidden_BSD, weight_VD: weight_VD @ hidden_BSD[0, -1]  # the one row that is needed
-    return model(tokens_BS, positions_BS, Pattern(), head=last, caches=caches)
+    return model(tokens_BS, positions_BS, model.config.pattern(), head=last, caches=caches)
 
 
 def _choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

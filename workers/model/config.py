@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from workers.attention import Hierarchy, Pattern, TopBlocks
+
+POSITIONS = ("rope", "alibi", "none")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes of a decoder. ``vocab_size=None`` is filled from the corpus, rounded up to a multiple of 64.
 
-    ``head_dim`` is ``dim / heads`` and ``kv_heads`` is ``heads`` unless given.
+    ``head_dim`` is ``dim / heads`` and ``kv_heads`` is ``heads`` unless given. ``positions`` is rope, alibi or none.
+
+    What a token sees, besides causality and documents (see ``workers.attention.Pattern`` for the first four):
+    window, sinks, block, stride;
+    memory: keys and values that each layer learns and every token sees (learnt sinks; Sukhbaatar et al. 2019);
+    segment, summaries, reach, pooling: hierarchical attention, on when ``segment`` is set; pooling is learnt or mean;
+    top_blocks, top_block_size: dynamic top-k attention, on when ``top_blocks`` is set.
     """
 
     dim: int = 256
@@ -24,6 +36,18 @@ class ModelConfig:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    positions: str = "rope"
+    window: int | None = None
+    sinks: int = 0
+    block: int | None = None
+    stride: int | None = None
+    memory: int = 0
+    segment: int | None = None
+    summaries: int = 1
+    reach: int | None = None
+    pooling: str = "learnt"
+    top_blocks: int | None = None
+    top_block_size: int = 128
 
     def __post_init__(self):
         for name in ("dim", "layers", "heads", "head_dim", "ffn_dim", "vocab_size"):
@@ -42,6 +66,28 @@ class ModelConfig:
             object.__setattr__(self, "head_dim", self.dim // self.heads)
         if self.head_dim % 2:
             raise ValueError(f"model.head_dim is {self.head_dim}; rotary embeddings need an even number")
+        for name, choices in (("positions", POSITIONS), ("pooling", ("learnt", "mean"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"model.{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        if self.memory < 0:
+            raise ValueError(f"model.memory is {self.memory}; it must not be negative")
+        try:
+            self.pattern()
+        except ValueError as error:
+            raise ValueError(f"model: {error}") from error
+
+    def pattern(self, documents: torch.Tensor | None = None) -> Pattern:
+        """What the tokens of sequences with these documents see. Raises ValueError for fields that do not combine."""
+        hierarchy = Hierarchy(self.segment, self.summaries, self.reach) if self.segment is not None else None
+        top = TopBlocks(self.top_block_size, self.top_blocks) if self.top_blocks is not None else None
+        return Pattern(
+            window=self.window, documents=documents, sinks=self.sinks, block=self.block, stride=self.stride,
+            alibi=self.positions == "alibi", hierarchy=hierarchy, top=top,
+        )  # fmt: skip
+
+    @property
+    def learns_pooling(self) -> bool:
+        return self.segment is not None and self.pooling == "learnt"
 
     @property
     def parameters(self) -> int:
@@ -49,6 +95,7 @@ class ModelConfig:
         heads_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.dim * (2 * heads_dim + 2 * kv_dim) + (heads_dim + 2 * kv_dim if self.qkv_bias else 0)
         norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
+        attention += 2 * self.memory * kv_dim + (self.summaries * kv_dim if self.learns_pooling else 0)
         block = attention + 3 * self.dim * self.ffn_dim + norms
         return self.layers * block + self.dim + self.vocab_size * self.dim * (1 if self.tie_embeddings else 2)
 

@@ -22,10 +22,15 @@ from workers.model.positions import rotary_table, rotate
 
 
 class Attention(nn.Module):
-    """Projections, rotary positions, and ``attend``. ``mesh`` and ``backend`` are set when the model is parallelized."""
+    """Projections, rotary positions, and ``attend``. ``mesh`` and ``backend`` are set when the model is parallelized.
 
-    def __init__(self, config: ModelConfig):
+    ``memory_k``, ``memory_v`` [M, G, K] are keys and values that every token sees, ``pool`` [N, G, K] the vectors that
+    summarise segments (see ``workers.attention.hierarchical``); None where the model has none.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
+        self.where = f" in layer {layer}"
         self.head_dim = config.head_dim
         self.q_proj = nn.Linear(config.dim, config.heads * config.head_dim, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.dim, config.kv_heads * config.head_dim, bias=config.qkv_bias)
@@ -33,6 +38,9 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        learnt = lambda count: nn.Parameter(torch.empty(count, config.kv_heads, config.head_dim)) if count else None  # noqa: E731
+        self.memory_k, self.memory_v = learnt(config.memory), learnt(config.memory)
+        self.pool = learnt(config.summaries if config.learns_pooling else 0)
         self.mesh = None
         self.backend = "auto"
 
@@ -41,18 +49,29 @@ class Attention(nn.Module):
         q_BSHK, k_BSGK, v_BSGK = (
             proj(x_BSD).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q_BSHK, k_BSGK = rotate(self.q_norm(q_BSHK), table), rotate(self.k_norm(k_BSGK), table)
+        q_BSHK, k_BSGK = self.q_norm(q_BSHK), self.k_norm(k_BSGK)
+        if table is not None:
+            q_BSHK, k_BSGK = rotate(q_BSHK, table), rotate(k_BSGK, table)
         if cache is not None:
             k_BSGK, v_BSGK = cache.append(k_BSGK, v_BSGK)
-        out_BSHK = attend(q_BSHK, k_BSGK, v_BSGK, pattern, mesh=self.mesh, backend=self.backend)
+        memory = (_local(self.memory_k), _local(self.memory_v)) if self.memory_k is not None else None
+        out_BSHK = attend(
+            q_BSHK, k_BSGK, v_BSGK, pattern, mesh=self.mesh, backend=self.backend,
+            memory=memory, pool=_local(self.pool), where=self.where,
+        )  # fmt: skip
         return self.o_proj(out_BSHK.flatten(2))
 
 
+def _local(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """This tensor rank's share of the heads."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.input_layernorm = RMSNorm(config.dim, config.norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = MLP(config.dim, config.ffn_dim)
 
@@ -64,7 +83,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A decoder of the Llama family.
 
-    1. Embed tokens; compute the rotary table once, from explicit positions.
+    1. Embed tokens; compute the rotary table once, from explicit positions (with ALiBi the attention knows them).
     2. Run the blocks. Everything is local to this rank but ``attend``.
     3. Norm; then ``head``: by default logits, in training whatever ``head`` computes from hidden states and the head's
        weight (the chunked loss, which never forms logits of the whole sequence).
@@ -75,7 +94,7 @@ class Decoder(nn.Module):
         assert config.vocab_size is not None, "fill vocab_size before building the model"
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.lm_head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie()
@@ -94,7 +113,7 @@ class Decoder(nn.Module):
             caches: one KV cache a block, for generation on one rank; tokens are then the continuation.
         """
         x_BSD = self.embed_tokens(tokens_BS)
-        table = rotary_table(positions_BS, self.config.head_dim, self.config.rope_theta)
+        table = rotary_table(positions_BS, self.config.head_dim, self.config.rope_theta) if self.config.positions == "rope" else None
         for index, block in enumerate(self.layers):
             x_BSD = block(x_BSD, table, pattern, caches[index] if caches is not None else None)
         x_BSD = self.norm(x_BSD)

@@ -12,7 +12,7 @@ from workers.parallel.tensor import apply_tensor_parallel
 SMALL_MODEL_BYTES = 256 << 20  # whole weights below this stay gathered from forward to backward: cheaper than gathering twice
 
 
-def parallelize(model: Decoder, mesh, *, backend: str = "auto", dtype: torch.dtype = torch.float32) -> Decoder:
+def parallelize(model: Decoder, mesh, *, backend: str = "auto", verify_ring: bool = False, dtype: torch.dtype = torch.float32) -> Decoder:
     """Lay ``model`` (on the meta device) over ``mesh``, in place.
 
     1. Tensor: weights become DTensors by the plan in ``workers.parallel.tensor``; first, for it changes module inputs.
@@ -24,6 +24,7 @@ def parallelize(model: Decoder, mesh, *, backend: str = "auto", dtype: torch.dty
     """
     if mesh.spec.tp > 1:
         apply_tensor_parallel(model, mesh.tp)
+    mesh.ring_transport.verify = verify_ring
     for block in model.layers:
         block.self_attn.mesh = mesh
         block.self_attn.backend = backend

@@ -78,3 +78,4 @@ def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> None:
     model.tie()
     for block in model.layers:
         parallelize_module(block, tp_mesh, BLOCK_PLAN)
+        _distribute(block.self_attn, tp_mesh, Shard(1))  # learnt keys, values and pooling vectors go with their KV heads

@@ -9,6 +9,7 @@ Legend: B sequences, S tokens of the padded sequence, s = S / cp tokens of one r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Callable
 
 import numpy as np
 import torch
@@ -29,8 +30,14 @@ class Batch:
     pattern: Pattern
 
 
-def receive(windows: list[Window] | None, mesh, context: int) -> Batch:
+def causal(documents: torch.Tensor | None) -> Pattern:
+    return Pattern(documents=documents)
+
+
+def receive(windows: list[Window] | None, mesh, context: int, pattern: Callable[[torch.Tensor | None], Pattern] = causal) -> Batch:
     """This rank's part of the group's next sequences: ``windows`` on the leader, None on the other ranks. A collective.
+
+    ``pattern(documents)`` is what the model's tokens see (``ModelConfig.pattern``).
 
     The sequence is padded to what the mesh divides: padding is a document of its own, without targets.
     """
@@ -59,7 +66,7 @@ def receive(windows: list[Window] | None, mesh, context: int) -> Batch:
             documents = torch.empty(count, length, dtype=torch.int32) if documents is None else documents
             dist.broadcast(documents, mesh.leader, group=mesh.group)
     tokens, targets, positions = part.to(mesh.device).unbind()
-    return Batch(tokens, targets, positions, Pattern(documents=documents))
+    return Batch(tokens, targets, positions, pattern(documents))
 
 
 def _collate(windows: list[Window], length: int) -> tuple[torch.Tensor, torch.Tensor | None]:

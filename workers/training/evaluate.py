@@ -38,7 +38,7 @@ def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Windo
     boundaries = torch.tensor(edges[1:-1], device=mesh.device)
     totals = torch.zeros(2, len(edges) - 1, dtype=torch.float64, device=mesh.device)
     for _ in range(count):
-        batch = receive([next(windows)] if windows is not None else None, mesh, context)
+        batch = receive([next(windows)] if windows is not None else None, mesh, context, model.config.pattern)
         head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
         _, losses = model(batch.tokens, batch.positions, batch.pattern, head=head)
         valid = batch.targets != IGNORE

@@ -12,6 +12,7 @@ from typing import Callable, Iterator
 import torch
 import torch.distributed as dist
 
+from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
 from workers.parallel import parallelize
 from workers.training import checkpoint as checkpoints
@@ -41,6 +42,7 @@ class Job:
     checkpoint: CheckpointConfig
     run: Path
     backend: str = "auto"
+    verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
 
@@ -54,12 +56,21 @@ class Job:
         return path, checkpoints.read_progress(path) if path else Progress()
 
 
+def attention_backend(job: Job, mesh) -> str:
+    """The kernel that a run's attention uses on this device, settled once. Raises ValueError for one that cannot run here."""
+    dtype = torch.bfloat16 if job.training.precision == "bf16" else torch.float32
+    return resolve(job.backend, mesh.device, dtype, job.model.head_dim, job.model.positions == "alibi").name
+
+
 def build_model(job: Job, mesh) -> Decoder:
     """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
     with torch.device("meta"):
         model = Decoder(job.model)
     dtype = torch.bfloat16 if job.training.precision == "bf16" else torch.float32
-    parallelize(model, mesh, backend=job.backend, dtype=dtype)
+    backend = attention_backend(job, mesh)
+    if dist.get_rank() == 0:
+        log.info("attention: backend %s, layout %s", backend, mesh.layout)
+    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=dtype)
     model.to_empty(device=mesh.device)
     model.tie()
     model.init_weights(job.training.seed)
@@ -81,7 +92,7 @@ def train(
         held_out: on a leader, a fresh pass over the group's held-out windows.
         after_backward: called with (step, model) between backward and the norm; for fault injection in tests.
 
-    Returns on every rank ``step``, ``loss`` (of the last step), ``skipped_steps`` and ``stopped``.
+    Returns on every rank ``step``, ``loss`` (of the last step), ``skipped_steps``, ``stopped`` and ``attention_backend``.
     Raises ``Diverged`` when steps stay non-finite.
     """
     config = job.training
@@ -115,7 +126,7 @@ def train(
         totals = torch.zeros(4, dtype=torch.float64)  # loss, targets, squared norm, ranks that saw a request to stop
         for _ in range(config.micro_steps(mesh.spec.dp)):
             with meter.loading():
-                batch = receive(_take(stream, config.micro_batch), mesh, config.context)
+                batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
             head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
             micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head)
             micro_loss.backward()
@@ -159,7 +170,7 @@ def train(
         if step == config.steps or stopped or (job.checkpoint.every and step % job.checkpoint.every == 0):
             saver.save(progress, model, optimizer)
     saver.finish()
-    return {"step": progress.step, "loss": loss, "skipped_steps": guard.skipped, "stopped": stopped}
+    return {"step": progress.step, "loss": loss, "skipped_steps": guard.skipped, "stopped": stopped, "attention_backend": attention_backend(job, mesh)}
 
 
 def _from_rank_0(ask: Callable):

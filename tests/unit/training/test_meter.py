@@ -15,7 +15,7 @@ def test_waiting_is_counted_step_by_step():
         time.sleep(0.02)
     with meter.loading():
         time.sleep(0.02)
-    mesh.traffic.exposed_seconds += 1.5
+    mesh.traffic.waited += 1.5
     assert 0.04 <= meter.loader_wait <= meter.seconds()
     assert meter.exposed_seconds() == 1.5
     before = meter.seconds()
