@@ -37,6 +37,8 @@ chromium:
 
 # Beside torchtitan where PEERS_VENV names its environment; see tests/benchmarks/README.md. An hour and more.
 bench: setup
+	$(BIN)/ringspan bench attention --tokens 8192,16384 --ring 1,2 --pattern causal,alibi,window=512 --out bench
+	$(BIN)/python -m tests.benchmarks.bench_attention
 	$(BIN)/python -m tests.benchmarks.bench_training
 	$(BIN)/python -m tests.benchmarks.bench_memory
 	$(BIN)/python -m tests.benchmarks.bench_ingest
@@ -47,4 +49,4 @@ ui: setup
 	$(BIN)/ringspan ui --runs runs
 
 clean:
-	rm -rf .venv corpora runs
+	rm -rf .venv corpora runs bench

@@ -29,7 +29,7 @@ setup(
         "psutil>=5.9",  # mlflow's system metrics raise without it
     ],
     extras_require={
-        "gpu": ["flash-attn>=2.6"],
+        "gpu": ["flash-attn>=2.7"],
         "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "import-linter>=2.0"],
     },
     entry_points={"console_scripts": ["ringspan=pipelines.cli:main"]},
