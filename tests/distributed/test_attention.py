@@ -98,7 +98,8 @@ def later_changes(spec: MeshSpec, names: list[str], token: int) -> list[bool]:
     held = positions(48, mesh)
     unchanged = []
     for name in names:
-        before, after = (attend(*(shard(x, mesh, 1) for x in changed), Pattern(**PATTERNS[name]), mesh=mesh) for changed in (tensors, _with(tensors, token)))
+        pattern = Pattern(**PATTERNS[name])
+        before, after = (attend(*(shard(x, mesh, 1) for x in inputs), pattern, mesh=mesh) for inputs in (tensors, _with(tensors, token)))
         same = torch.equal(before[:, held < token], after[:, held < token])
         other = not (held == token).any() or not torch.equal(before[:, held == token], after[:, held == token])
         unchanged.append(same and other)
@@ -113,7 +114,9 @@ def _with(tensors: list[torch.Tensor], token: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("token", [1, 23, 47])
-@pytest.mark.parametrize("spec", [MeshSpec(ring=4), MeshSpec(ring=2, ulysses=2, layout="striped"), MeshSpec(ring=2, layout="contiguous")], ids=name_of)
+@pytest.mark.parametrize(
+    "spec", [MeshSpec(ring=4), MeshSpec(ring=2, ulysses=2, layout="striped"), MeshSpec(ring=2, layout="contiguous")], ids=name_of
+)
 def test_what_comes_later_changes_nothing_before_bit_for_bit(world, spec, token):
     for unchanged in world.run(later_changes, ranks=spec.world, spec=spec, names=list(CAUSAL), token=token):
         assert dict(zip(CAUSAL, unchanged)) == dict.fromkeys(CAUSAL, True)

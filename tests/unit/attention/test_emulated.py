@@ -127,10 +127,10 @@ def outputs(tensors, pattern: Pattern, ring: int, layout: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_what_comes_later_changes_nothing_before_bit_for_bit(name):
-    for (ring, layout), dtype in itertools.product([(1, "zigzag"), (2, "zigzag"), (3, "contiguous"), (4, "striped"), (4, "zigzag")], (torch.float32,)):
+    for ring, layout in [(1, "zigzag"), (2, "zigzag"), (3, "contiguous"), (4, "striped"), (4, "zigzag")]:
         documents = torch.arange(48) // 31 if ring == 3 else None
         pattern = Pattern(documents=documents, **CAUSAL[name])
-        tensors = [torch.randn(1, 48, heads, SIZE, generator=torch.Generator().manual_seed(heads), dtype=dtype) for heads in (6, 2, 2)]
+        tensors = [torch.randn(1, 48, heads, SIZE, generator=torch.Generator().manual_seed(heads)) for heads in (6, 2, 2)]
         before = outputs(tensors, pattern, ring, layout)
         for token in (1, 24, 29, 47):
             changed = [x.clone() for x in tensors]

@@ -71,6 +71,14 @@ def test_what_stands_between_needed_rows_stays_where_it_is(documents, layout):
     check(pattern, 1, 96, 8, layout, whole, exact=True)
 
 
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_pieces_of_every_named_pattern_compute_every_pair_once(name, split):
+    for (ring, layout), small in itertools.product([(1, "zigzag"), (2, "zigzag"), (3, "contiguous")], (True, False)):
+        with pieces(small):
+            check(Pattern(**PATTERNS[name]), 1, 48, ring, layout, SPLITS[split], exact=False)
+
+
 @given(
     data=st.data(), ring=st.sampled_from([1, 2, 3, 4, 8]), chunk=st.integers(1, 4), layout=st.sampled_from(LAYOUTS), fields=pattern_fields(),
     split=st.sampled_from(list(SPLITS)), small=st.booleans(), batch=st.sampled_from([1, 2]),

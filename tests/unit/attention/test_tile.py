@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.attention.cases import count_pairs, pieces
@@ -28,11 +28,14 @@ def places(draw, tile: Tile) -> Tile:
 @st.composite
 def bands(draw, inside: bool = True) -> Tile:
     """Any rectangle and band, placed somewhere; ``inside``: one whose every query sees a key, as kernels get them."""
-    lower, upper = (draw(st.none() | st.integers(-30, 30)) for _ in range(2))
-    tiles = [Tile(0, draw(st.integers(1, 25)), 0, draw(st.integers(1, 25)), lower, upper)]
+    queries, keys = draw(st.integers(1, 25)), draw(st.integers(1, 25))
+    limits = draw(st.sampled_from(["both", "both", "lower", "upper", "none"]))
+    reach = (1 - queries, keys - 1) if inside else (-30, 30)
+    first, second = (draw(st.integers(*reach)) for _ in range(2))
     if inside:
-        tiles = band_tiles(tiles[0]) or [Tile(0, 3, 0, 2)]
-    return draw(places(draw(st.sampled_from(tiles))))
+        first, second = sorted((first, second))
+    whole = Tile(0, queries, 0, keys, first if limits in ("both", "lower") else None, second if limits in ("both", "upper") else None)
+    return draw(places(draw(st.sampled_from(band_tiles(whole))) if inside else whole))
 
 
 @st.composite
@@ -63,6 +66,7 @@ def same(cut: list[Tile], tile: Tile) -> None:
     assert torch.equal(distances(cut)[visible > 0], distances([tile])[visible > 0])
 
 
+@settings(max_examples=300)
 @given(tile=bands(inside=False))
 def test_a_band_that_leaves_its_rectangle_is_cut_to_what_is_visible(tile):
     i, j = torch.arange(tile.queries)[:, None], torch.arange(tile.keys)
@@ -83,6 +87,7 @@ def test_square_pieces_cover_the_square_once(tile, side):
     assert all(piece.full or (piece.causal and piece.queries <= side) for piece in cut)
 
 
+@settings(max_examples=300)
 @given(tile=bands(), rows=st.integers(1, 12))
 def test_row_pieces_cover_the_band_once(tile, rows):
     cut = row_pieces(tile, rows)
@@ -90,6 +95,7 @@ def test_row_pieces_cover_the_band_once(tile, rows):
     assert all(piece.queries <= rows for piece in cut)
 
 
+@settings(max_examples=200)
 @given(tile=st.one_of(bands(), squares()), alibi=st.booleans(), small=st.booleans())
 def test_what_the_kernels_are_given_covers_the_band_once(tile, alibi, small):
     with pieces(small):
@@ -137,8 +143,10 @@ def test_neighbours_join_only_where_distance_does_not_matter():
     assert coalesce(below, one_distance=True) == [Tile(0, 6, 0, 4)]
     squares = [Tile(start, 4, start + 8, 4, None, 0) for start in (0, 5, 10)]
     assert coalesce(squares, one_distance=False) == [Tile(0, 4, 8, 4, None, 0, rungs=3, shift=5)]
-    apart = [squares[0], squares[1]._replace(distance=1)]
-    assert coalesce(apart, one_distance=False) == apart
+    for other in (squares[1]._replace(distance=1), Tile(5, 4, 14, 4, None, 0), Tile(5, 4, 13, 5)):  # unlike in distance, diagonal, size
+        assert coalesce([squares[0], other], one_distance=False) == [squares[0], other]
+    sharing = [Tile(0, 4, 0, 2), Tile(2, 4, 2, 2)]  # queries, which a ladder's rungs must not
+    assert coalesce(sharing, one_distance=False) == sharing
 
 
 @given(queries=st.integers(1, 12), keys=st.integers(1, 12), lower=st.none() | st.integers(-14, 14), upper=st.none() | st.integers(-14, 14))
