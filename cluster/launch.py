@@ -21,6 +21,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedErr
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from cluster import feed
+from workers.attention.block import BACKENDS
 from workers.mesh import MeshSpec
 from workers.training import checkpoint as checkpoints
 from workers.training.guard import Diverged
@@ -96,6 +97,9 @@ def check_resources(job: Job, mesh: MeshSpec, config: ClusterConfig) -> None:
         return
     have = ray.cluster_resources()
     gpus = gpus_per_worker(mesh, config)
+    backend, device = BACKENDS.get(job.backend), "cuda" if gpus else "cpu"
+    if backend is not None and backend.device not in (None, device):
+        raise ClusterTooSmall(f"attention.backend {backend.name!r} cannot run on {device}, where this run is; use auto or reference")
     streams = 2 if job.held_out else 1
     need = {"CPU": mesh.world * config.cpus_per_worker + streams, "GPU": mesh.world * gpus}
     for kind, amount in need.items():

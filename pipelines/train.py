@@ -20,6 +20,7 @@ from pipelines.corpus.windows import WindowPlan, held_out
 from pipelines.paths import absolute, check_folder, read_mapping
 from pipelines.tracking import Tracker, absolute_uri, default_uri
 from pipelines.tracking.lines import read_rows
+from workers.attention.block import check_backend
 from workers.mesh import MeshSpec
 from workers.model.config import ModelConfig, padded_vocabulary
 from workers.training import checkpoint as checkpoints
@@ -64,6 +65,7 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     job = Job(
         model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, checkpoint
     )
+    check_backend(job.backend, job.dtype, model.head_dim, model.positions == "alibi")
     return Prepared(config, job, mesh, data, store, absolute_uri(config.tracking.uri) if config.tracking.uri else default_uri(run))
 
 

@@ -23,10 +23,11 @@ from typing import Callable
 
 import torch
 
-from pipelines.bench.cases import Case, parse_pattern, ulysses_bytes, visible_pairs
+from pipelines.bench.cases import Case, parse_pattern, visible_pairs
 from pipelines.bench.figure import figure
 from pipelines.bench.measure import attend_case, emulated_case, kernel_case
 from pipelines.bench.ranks import RankFailed, Ranks
+from workers.attention.plan import busiest_over_mean
 
 log = logging.getLogger(__name__)
 REFERENCE_TOKENS = 32_768  # a minute on one core, four times that at twice the length
@@ -140,12 +141,12 @@ def _together(ranks: list[dict], case: Case) -> dict:
     """The row of real ranks: the slowest one's wall seconds, all ranks' CPU seconds together, the largest peak."""
     slowest = [max(times) for times in zip(*(rank["seconds"] for rank in ranks))]
     pairs = [rank["pairs"] for rank in {rank["ring_rank"]: rank for rank in ranks}.values()]
-    sent = [rank["bytes_sent"] + ulysses_bytes(case) for rank in ranks]
+    sent = [rank["bytes_sent"] for rank in ranks]
     return {
         "seconds": median(slowest), "seconds_range": [min(slowest), max(slowest)],
         "cpu_seconds": median(sum(times) for times in zip(*(rank["cpu_seconds"] for rank in ranks))),
         "wait_seconds": max(rank["wait_seconds"] for rank in ranks),
-        "bytes_sent": sum(sent), "bytes_sent_by_busiest": max(sent), "imbalance": _imbalance(pairs),
+        "bytes_sent": sum(sent), "bytes_sent_by_busiest": max(sent), "imbalance": busiest_over_mean(pairs),
         "peak_bytes": max(rank["peak_bytes"] for rank in ranks), "start_bytes": max(rank["start_bytes"] for rank in ranks),
         "peak_is_of": ranks[0]["peak_is_of"],
     }  # fmt: skip
@@ -157,12 +158,7 @@ def _emulated(found: dict, device: torch.device) -> dict:
     return {
         "seconds": median(sums), "seconds_range": [min(sums), max(sums)], "cpu_seconds": median(found["cpu_seconds"]), "wait_seconds": None,
         "bytes_sent": sum(found["rank_bytes_sent"]), "bytes_sent_by_busiest": max(found["rank_bytes_sent"]),
-        "imbalance": _imbalance(found["rank_pairs"]),
+        "imbalance": busiest_over_mean(found["rank_pairs"]),
         "peak_bytes": found["peak_bytes"], "start_bytes": found["start_bytes"],
         "peak_is_of": "all ranks" if found["peak_is_of"] == "case" else "process",
     }  # fmt: skip
-
-
-def _imbalance(pairs: list[int]) -> float:
-    """The busiest ring rank's work over the mean (of the hops; summaries are left out)."""
-    return max(pairs) * len(pairs) / max(1, sum(pairs))

@@ -43,6 +43,7 @@ class Case:
     dtype: str
     forward_only: bool
     emulated: bool
+    overlap: bool = True
 
     @property
     def ranks(self) -> int:
@@ -75,6 +76,7 @@ class Options:
     repeat: int = 3
     forward_only: bool = False
     emulated: bool = False
+    overlap: bool = True
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -125,6 +127,8 @@ def make_cases(options: Options, device: torch.device) -> list[Case]:
     _check_heads(options.heads, kv_heads, ulysses)
     if options.emulated and ulysses != [1]:
         raise ValueError(f"--emulated has rings only, and --ulysses is {options.ulysses}; use --ulysses 1")
+    if options.emulated and not options.overlap:
+        raise ValueError("--emulated has no messages under way, so --no-overlap measures nothing there; leave one of them out")
     for text, pattern in patterns.items():
         if options.emulated and (pattern.hierarchy or pattern.top):
             raise ValueError(f"--emulated runs the ring alone, without the summaries of --pattern {text}; leave it out")
@@ -143,7 +147,7 @@ def make_cases(options: Options, device: torch.device) -> list[Case]:
     cases = [
         Case(
             length, text, ring, u, pattern.best_layout if options.layout == "auto" else options.layout, kernels[text],
-            options.heads, kv_heads, options.head_dim, options.dtype, options.forward_only, options.emulated,
+            options.heads, kv_heads, options.head_dim, options.dtype, options.forward_only, options.emulated, options.overlap,
         )
         for length, ring, u, (text, pattern) in product(tokens, rings, ulysses, patterns.items())
     ]  # fmt: skip
@@ -184,14 +188,6 @@ def visible_pairs(pattern: Pattern, tokens: int) -> int:
         segments = segments_of(pattern, pattern.hierarchy.segment, tokens, 0)
         pairs += sum(tile.pairs for tile in summary_tiles(segments, pattern.window, pattern.hierarchy, whole))
     return pairs
-
-
-def ulysses_bytes(case: Case) -> int:
-    """Bytes that a rank sends in the all-to-alls of one forward and backward: of q, k, v and out, (U − 1) / U of each, and
-    as much for the gradients. KV heads are repeated until each of the U ranks has one."""
-    elements = case.tokens // case.ranks * case.head_dim * 2 * (case.heads + max(case.kv_heads, case.ulysses))
-    ways = 1 if case.forward_only else 2
-    return ways * elements * (case.ulysses - 1) // case.ulysses * getattr(torch, case.dtype).itemsize
 
 
 def _check_heads(heads: int, kv_heads: int, ulysses: list[int]) -> None:

@@ -24,7 +24,8 @@ def table(result: dict) -> str:
 
 
 def _cells(row: dict) -> tuple[str, ...]:
-    ring = str(row["ring"]) + (f"×{row['ulysses']}u" if row["ulysses"] > 1 else "") + (" emu" if row["emulated"] else "")
+    ring = str(row["ring"]) + (f"×{row['ulysses']}u" if row["ulysses"] > 1 else "")
+    ring += (" emu" if row["emulated"] else "") + ("" if row["overlap"] else " no overlap")
     return (
         f"{row['tokens']:,}", f"{row['heads']}/{row['kv_heads']}", row["pattern"], ring, row["layout"], row["backend"],
         f"{row['seconds']:.3f}", f"{row['cpu_seconds']:.3f}",

@@ -35,6 +35,7 @@ def attend_case(case: Case, repeat: int) -> dict:
     if spec not in _meshes:
         _meshes[spec] = spec.build(device.type)
     mesh = _meshes[spec]
+    mesh.ring_transport.overlap = case.overlap
     memory = PeakMemory(device)
     q, k, v, grad = inputs(case, case.tokens // case.ranks, seed=mesh.cp_rank, device=device)
     pattern = parse_pattern(case.pattern)

@@ -54,7 +54,10 @@ def complete(
     if not repo.is_dir():
         raise ValueError(f"--repo {repo} is not a folder")
     cursor = parse_cursor(at, repo)
-    trained = load_config(str(run / "config.yaml")).training.context
+    config = load_config(str(run / "config.yaml"))
+    trained = config.training.context
+    if config.model.top_blocks is not None:
+        raise ValueError(f"{run} was trained with model.top_blocks, whose choice needs whole blocks of queries: it cannot generate yet")
     context = trained if context is None else context
     if context > trained:
         raise ValueError(f"--context {context} is more than the {trained} tokens that the run was trained at")

@@ -153,9 +153,10 @@ def count_bytes(spec: MeshSpec, length: int, heads: int, kv_heads: int, fields: 
 def test_only_kv_heads_travel(world, ulysses):
     row = 2 * 2 // ulysses * SIZE * 4  # keys and values of two KV heads in float32, or of one
     spec = MeshSpec(ring=4, ulysses=ulysses)
+    all_to_alls = (6 + 2 + 2 + 6) * (64 // spec.cp) * SIZE * 4 * (ulysses - 1) // ulysses
     for forward, backward in world.run(count_bytes, ranks=spec.world, spec=spec, length=64, heads=6, kv_heads=2, fields=dict(causal=False)):
-        assert forward == 3 * 16 * row
-        assert backward == 3 * 16 * row + 3 * 16 * row
+        assert forward == 3 * 16 * row + all_to_alls
+        assert backward == 3 * 16 * row + 3 * 16 * row + all_to_alls
 
 
 def test_a_window_sends_its_tail_to_one_neighbour(world):
@@ -204,3 +205,18 @@ def test_a_corrupted_hop_is_named_by_the_rank_that_it_came_to(world, ring, hop):
     assert f"ring rank 1: what came from ring rank {(1 - hop) % ring} at hop {hop} of the forward in layer 5" in said.pop(1)
     assert said == [None] * (ring - 1)
     assert world.run(corrupted, ranks=ring, spec=MeshSpec(ring=ring), rank=-1, hop=hop) == [None] * ring
+
+
+def count_all_to_alls(spec: MeshSpec, length: int, heads: int, kv_heads: int, size: int):
+    mesh = spec.build("cpu")
+    local = length // spec.cp
+    q, k, v = (torch.randn(1, local, n, size, requires_grad=True) for n in (heads, kv_heads, kv_heads))
+    attend(q, k, v, Pattern(), mesh=mesh).sum().backward()
+    return mesh.traffic.bytes_sent, mesh.traffic.exposed_seconds
+
+
+def test_the_all_to_alls_are_counted_and_waited_for_in_the_open(world):
+    """q, k, v and out, and their gradients: 3 of 4 parts of each leave the rank; 2 KV heads are repeated to 4."""
+    expected = 2 * (8 + 4 + 4 + 8) * 16 * 16 * 4 * 3 // 4
+    for sent, waited in world.run(count_all_to_alls, ranks=4, spec=MeshSpec(ulysses=4), length=64, heads=8, kv_heads=2, size=16):
+        assert sent == expected and waited > 0

@@ -13,7 +13,7 @@ from tests.conftest import last_json, ringspan
 from tests.unit.test_bench import cases, sent_by_formula
 
 FIELDS = {
-    "tokens", "pattern", "ring", "ulysses", "layout", "backend", "heads", "kv_heads", "head_dim", "dtype", "forward_only", "emulated",
+    "tokens", "pattern", "ring", "ulysses", "layout", "backend", "heads", "kv_heads", "head_dim", "dtype", "overlap", "forward_only", "emulated",
     "seconds", "seconds_range", "cpu_seconds", "wait_seconds", "bytes_sent", "bytes_sent_by_busiest", "imbalance",
     "peak_bytes", "start_bytes", "peak_is_of",
     "pairs", "share", "speedup", "cpu_share", "kernel_tokens", "kernel_threads", "kernel_seconds", "kernel_seconds_one_thread",

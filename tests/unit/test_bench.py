@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipelines.bench.attention import _Bench, run
-from pipelines.bench.cases import Options, choose_device, make_cases, parse_pattern, rank_plan, ulysses_bytes, visible_pairs
+from pipelines.bench.cases import Options, choose_device, make_cases, parse_pattern, rank_plan, visible_pairs
 from pipelines.bench.figure import figure, table
 from pipelines.bench.measure import emulated_step, inputs
 from pipelines.bench.ranks import RankFailed
@@ -59,7 +59,7 @@ def test_visible_pairs_of_top_blocks_are_those_that_are_computed():
     x = torch.randn(1, tokens, 2, 8)
     attend(x, x, x, pattern)
     run = [Run(0, 1, tokens, 0)]
-    assert visible_pairs(pattern, tokens) == sum(tile.pairs for tile in pattern.kept(("selection", ""), None).tiles(run, run))
+    assert visible_pairs(pattern, tokens) == sum(tile.pairs for tile in pattern.kept(("selections", ""), list)[0].tiles(run, run))
 
 
 def test_visible_pairs_of_a_hierarchy_count_its_summaries():
@@ -113,13 +113,6 @@ def test_pairs_are_those_of_the_mask(text):
         (case,) = cases(tokens="64", ring=str(ring), pattern=text, layout=layout)
         plans = [rank_plan(case, parse_pattern(text), rank, CPU) for rank in range(ring)]
         assert sum(hop.pairs for plan in plans for hop in plan) == expected
-
-
-def test_bytes_of_the_all_to_alls():
-    """q, k, v and out, and their gradients: 3 of 4 parts of each leave the rank; 2 KV heads are repeated to 4."""
-    (case,) = cases(tokens="512", ring="1", ulysses="4", heads=8, kv_heads=2, head_dim=16)
-    assert ulysses_bytes(case) == 2 * (8 + 4 + 4 + 8) * 128 * 16 * 4 * 3 // 4
-    assert ulysses_bytes(cases(tokens="512", ring="2")[0]) == 0
 
 
 def sent_by_formula(case, rank: int) -> int:
@@ -185,7 +178,7 @@ def test_threads_of_an_emulated_ring_compute_with_one_thread_each():
 def test_the_table_says_what_was_shortened_and_shared():
     row = {
         "tokens": 65_536, "pattern": "causal", "ring": 4, "ulysses": 1, "layout": "zigzag", "backend": "cpu",
-        "heads": 8, "kv_heads": 8, "head_dim": 64, "dtype": "float32", "forward_only": False, "emulated": False,
+        "heads": 8, "kv_heads": 8, "head_dim": 64, "dtype": "float32", "forward_only": False, "emulated": False, "overlap": True,
         "seconds": 1.0, "cpu_seconds": 4.0, "share": 0.9, "speedup": 1.8, "cpu_share": 0.95,
         "bytes_sent_by_busiest": 2**20, "peak_bytes": 2**30, "start_bytes": 2**29, "peak_is_of": "process",
         "kernel_tokens": 32_768, "kernel_threads": 2,

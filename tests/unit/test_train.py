@@ -78,6 +78,9 @@ def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, c
     (["cluster.workers=3"], "needs 2 workers, not 3"),
     (["model.dim=36", "model.heads=9", "model.kv_heads=3", "mesh.tp=2"], "9 query heads do not divide by tp × ulysses = 2 × 1"),  # A4
     (["model.dim=48", "model.heads=12", "model.kv_heads=6", "mesh.ulysses=4"], "6 KV heads do not divide by tp × ulysses = 1 × 4"),
+    (["model.positions=alibi", "attention.backend=cuda"], "attention.backend 'cuda' has no ALiBi; use auto or reference"),
+    (["attention.backend=flash2"], "attention.backend 'flash2' does not compute float32, only bfloat16, float16"),
+    (["model.summaries=4"], "model.summaries is 4, but model.segment is not set"),
     (["mesh.tp=4"], "2 KV heads do not divide by tp × ulysses = 4 × 1"),
     (["mesh.tp=2", "model.ffn_dim=65"], "model.ffn_dim = 65 does not divide by mesh.tp = 2"),
     (["mesh.dp=2", "training.batch=3"], "training.batch = 3 sequences do not divide by mesh.dp × training.micro_batch = 2 × 1"),

@@ -1,8 +1,9 @@
 """Attention: ``attend`` is the only door to it.
 
 Read ``pattern`` (what may see what), ``tile`` (what one kernel call covers), ``layout`` (who holds which tokens), ``plan``
-(who needs what of whom), ``block`` (one tile by one kernel), ``merge`` (tiles become one softmax) and ``ring`` (blocks
-travel), in this order.
+(who needs what of whom), ``block`` and ``kernels`` (one tile by one kernel), ``merge`` (tiles become one softmax), ``ring``
+and ``transport`` (blocks travel), in this order. ``segments``, ``hierarchical`` and ``topk`` look at summaries; ``ulysses``
+spreads heads; ``emulated`` runs a ring in one process.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ def attend(
             memory = tuple(heads_of(replicate(x.unsqueeze(0), ulysses), mesh).squeeze(0) for x in memory)
         if pool is not None:
             pool = heads_of(replicate(pool, ulysses, dim=1), mesh, dim=1)
-        q, k, v = (gather_tokens(x, mesh.ulysses_group) for x in (q, k, v))
+        q, k, v = (gather_tokens(x, mesh) for x in (q, k, v))
     extra = _Extra(q, kernel)
     if memory is not None:
         extra.add(*(x.expand(q.shape[0], *x.shape) for x in memory), [(slice(None), [Tile(0, q.shape[1], 0, memory[0].shape[0])])])
     if pattern.hierarchy is not None:
-        extra.add(*summary_keys(k, v, pool, pattern, scale, ring, layout, q.shape[1]))
+        extra.add(*summary_keys(k, v, pool, pattern, scale, ring, layout, q.shape[1], where))
     seen = pattern if pattern.top is None else select(q, k, pattern, ring, layout, _head_groups(mesh), where)
     plan = make_plan(seen, q.shape[1], k.shape[1], ring.size, ring.rank, layout, kernel.split)
     out = RingAttention.apply(q, k, v, *extra.tensors(), Call(plan, ring, kernel, scale, slopes, extra.tiles, where))
-    return gather_heads(out, mesh.ulysses_group) if ulysses > 1 else out
+    return gather_heads(out, mesh) if ulysses > 1 else out
 
 
 class _Extra:

@@ -109,17 +109,31 @@ def _obstacle(name: str, device: torch.device, dtype: torch.dtype, head_dim: int
     backend = BACKENDS[name]
     if backend.device not in (None, device.type):
         return f"cannot run on {device.type}; use auto or reference"
+    obstacle = _not_computed(backend, dtype, head_dim, alibi)
+    if obstacle:
+        return obstacle
+    if backend.package is not None and not flash_attn.installed(backend.package[0]):
+        return f"needs FlashAttention {backend.package[0]}, which is not installed: {backend.package[1]}; or use auto"
+    major = _generation(device) if backend.generations is not None else None
+    if major is not None and major not in backend.generations:
+        return f"has no kernels for compute capability {major}.x, only for {', '.join(f'{m}.x' for m in backend.generations)}; use auto"
+    return None
+
+
+def check_backend(name: str, dtype: torch.dtype, head_dim: int, alibi: bool) -> None:
+    """Raise ValueError for a backend that computes no such attention on any device: what can be told before one is at hand."""
+    obstacle = _not_computed(BACKENDS[name], dtype, head_dim, alibi) if name != "auto" else None
+    if obstacle:
+        raise ValueError(f"attention.backend {name!r} {obstacle}")
+
+
+def _not_computed(backend: Backend, dtype: torch.dtype, head_dim: int, alibi: bool) -> str | None:
     if alibi and not backend.alibi:
         return "has no ALiBi; use auto or reference"
     if backend.dtypes is not None and dtype not in backend.dtypes:
         return f"does not compute {_plain(dtype)}, only {', '.join(map(_plain, backend.dtypes))}; use auto or reference"
     if backend.widest is not None and (head_dim % 8 or head_dim > backend.widest):
         return f"takes heads whose size is a multiple of 8 up to {backend.widest}, not {head_dim}; use auto or reference"
-    if backend.package is not None and not flash_attn.installed(backend.package[0]):
-        return f"needs FlashAttention {backend.package[0]}, which is not installed: {backend.package[1]}; or use auto"
-    major = _generation(device) if backend.generations is not None else None
-    if major is not None and major not in backend.generations:
-        return f"has no kernels for compute capability {major}.x, only for {', '.join(f'{m}.x' for m in backend.generations)}; use auto"
     return None
 
 

@@ -39,7 +39,7 @@ class Hierarchy:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
-def summary_keys(k_BsGD, v_BsGD, pool_NGD: torch.Tensor | None, pattern, scale: float, ring: Ring, layout: str, queries: int):
+def summary_keys(k_BsGD, v_BsGD, pool_NGD: torch.Tensor | None, pattern, scale: float, ring: Ring, layout: str, queries: int, where: str):
     """Keys and values [B, M · N, G, D] of all summaries of the sequence, and the tiles of this rank's queries against them.
 
     ``pool_NGD`` are the learnt vectors u, or None for mean pooling. Rows of a batch with fewer segments are padded; no
@@ -59,7 +59,7 @@ def summary_keys(k_BsGD, v_BsGD, pool_NGD: torch.Tensor | None, pattern, scale: 
             return parts, len(segments), summary_tiles(segments, pattern.window, hierarchy, query_runs)
 
         parts, segments, row_tiles = pattern.kept(("summaries", rows.start, ring.rank, ring.size, layout, keys, queries), lay_out)
-        whole = summaries((k, v), _scores(k, pool_NGD, hierarchy.summaries, scale), parts, segments, ring)
+        whole = summaries((k, v), _scores(k, pool_NGD, hierarchy.summaries, scale), parts, segments, ring, where)
         for x, to in zip(whole, (all_k, all_v)):
             to.append(x.flatten(1, 2).to(k.dtype))
         tiles.append((rows, row_tiles))

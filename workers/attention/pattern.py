@@ -10,6 +10,7 @@ Legend: B batch, S global sequence length.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +22,8 @@ from workers.attention.topk import TopBlocks
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Part of a run that no boundary crosses. Only segments of one ``kin`` see each other."""
+class Stretch:
+    """Part of a run that no boundary crosses. Only stretches of one ``kin`` see each other."""
 
     kin: tuple
     run: Run
@@ -54,7 +55,8 @@ class Pattern:
     alibi: bool = False
     hierarchy: Hierarchy | None = None
     top: TopBlocks | None = None
-    _kept: dict = field(default_factory=dict, repr=False)
+    ladders = True  # equal tiles may be computed together
+    _kept: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         for name in ("window", "block", "stride"):
@@ -71,7 +73,7 @@ class Pattern:
         if self.alibi and not self.causal:
             raise ValueError("alibi and causal = False do not combine: its bias is defined for keys before the query")
         if self.hierarchy is not None and (self.window is None or self.stride is not None or self.alibi or not self.causal):
-            raise ValueError("hierarchy needs a causal window, and does not combine with stride or alibi: summaries stand for what the window leaves out")
+            raise ValueError("hierarchy needs a causal window, and does not combine with stride or alibi: a summary has no one position")
         if self.top is not None and (self.sparse or self.sinks or self.alibi or not self.causal):
             raise ValueError("top combines with documents alone: it chooses by itself what of the past a query sees")
         if self.documents is not None and self.documents.dim() not in (1, 2):
@@ -85,6 +87,8 @@ class Pattern:
     @property
     def best_layout(self) -> str:
         """The layout of least work and traffic: short reach wants neighbours beside each other, long reach wants balance."""
+        if self.hierarchy is not None and self.hierarchy.reach is None:
+            return "zigzag"  # a later query sees more summaries
         if self.window is not None or self.block is not None or self.top is not None or not self.causal:
             return "contiguous"
         return "zigzag"
@@ -105,6 +109,11 @@ class Pattern:
             raise ValueError(
                 f"documents has shape {tuple(self.documents.shape)}, but the sequences have {batch} × {length} global positions"
             )
+        if self.hierarchy is not None or self.top is not None:
+            for rows in self.rows:
+                ids = [document for _, _, document in self.document_spans(rows.start or 0)]
+                if len(ids) > len(set(ids)):
+                    raise ValueError("a document id comes back after another document: hierarchy and top want every document in one piece")
 
     def tiles(self, query_runs: list[Run], key_runs: list[Run], row: int = 0) -> list[Tile]:
         """The tiles of queries held as ``query_runs`` against keys held as ``key_runs`` (same stride).
@@ -132,48 +141,51 @@ class Pattern:
 
     def _cut(self, query_runs, key_runs, row) -> list[Tile]:
         positionless = not (self.sparse or self.alibi)
-        queries, keys = self._segments(query_runs, row), self._segments(key_runs, row)
+        queries, keys = self._stretches(query_runs, row), self._stretches(key_runs, row)
         if positionless and query_runs == key_runs:
             # A rank's tokens are in ascending order, so among its own the local order is the global one:
-            # what is adjacent locally becomes one segment, and one triangle, whatever lies between.
+            # what is adjacent locally becomes one stretch, and one triangle, whatever lies between.
             queries = keys = _by_local_index(queries)
         tiles = self._pairs(queries, keys, seen_as_sinks=False)
         if self.sinks:
-            tiles += self._pairs(self._segments(query_runs, row, whole_documents=True), keys, seen_as_sinks=True)
+            tiles += self._pairs(self._stretches(query_runs, row, whole_documents=True), keys, seen_as_sinks=True)
         return coalesce(tiles, one_distance=not self.alibi)
 
-    def _pairs(self, queries: list[Segment], keys: list[Segment], seen_as_sinks: bool) -> list[Tile]:
+    def _pairs(self, queries: list[Stretch], keys: list[Stretch], seen_as_sinks: bool) -> list[Tile]:
         """Tiles of queries and keys of one kin: sinks for every query of their document, the others as the fields say."""
         keys_of: dict[tuple, list[Run]] = {}
-        for segment in keys:
-            if segment.sinks == seen_as_sinks:
-                keys_of.setdefault(segment.kin[:1] if seen_as_sinks else segment.kin, []).append(segment.run)
+        for stretch in keys:
+            if stretch.sinks == seen_as_sinks:
+                keys_of.setdefault(stretch.kin[:1] if seen_as_sinks else stretch.kin, []).append(stretch.run)
         bounded = self.window is not None and not seen_as_sinks
         least = 0 if self.causal else 1 - self.window if bounded else None
         most = self.window - 1 if bounded else None
         stride = 1 if seen_as_sinks else self.stride or 1
         tiles = []
-        for segment in queries:
-            for key_run in keys_of.get(segment.kin, ()):
-                tiles += _residues(segment.run, key_run, least, most, stride) if stride > 1 else _tiles(segment.run, key_run, least, most)
+        for stretch in queries:
+            for key_run in keys_of.get(stretch.kin, ()):
+                tiles += _residues(stretch.run, key_run, least, most, stride) if stride > 1 else _tiles(stretch.run, key_run, least, most)
         return tiles
 
-    def _segments(self, runs: list[Run], row: int, whole_documents: bool = False) -> list[Segment]:
+    def _stretches(self, runs: list[Run], row: int, whole_documents: bool = False) -> list[Stretch]:
         """The runs cut at document boundaries, and unless ``whole_documents`` at blocks and after the sinks as well."""
+        return self.kept(("stretches", tuple(runs), row, whole_documents), lambda: self._cut_runs(runs, row, whole_documents))
+
+    def _cut_runs(self, runs: list[Run], row: int, whole_documents: bool) -> list[Stretch]:
         spans = self.document_spans(row) if self.documents is not None else [(0, max(r.start + r.stride * r.length for r in runs), 0)]
-        starts: dict[int, int] = {}
-        for start, _, document in spans:
-            starts.setdefault(document, start)
-        segments = []
+        starts = self.kept(("starts", row), lambda: {document: start for start, _, document in reversed(spans)})
+        stops = [stop for _, stop, _ in spans]
+        stretches = []
         for run in runs:
-            for start, stop, document in spans:
+            last = run.start + run.stride * (run.length - 1)
+            for start, stop, document in spans[bisect_right(stops, run.start) : bisect_right(stops, last) + 1]:
                 part = run.between(start, stop)
                 if part is not None:
-                    segments += [Segment((document,), part)] if whole_documents else self._cut_segment(part, document, starts[document])
-        return segments
+                    stretches += [Stretch((document,), part)] if whole_documents else self._cut_stretch(part, document, starts[document])
+        return stretches
 
-    def _cut_segment(self, run: Run, document: int, document_start: int) -> list[Segment]:
-        segments = []
+    def _cut_stretch(self, run: Run, document: int, document_start: int) -> list[Stretch]:
+        stretches = []
         sinks_stop = document_start + self.sinks
         last = run.start + run.stride * (run.length - 1)
         if self.block is None:
@@ -187,22 +199,22 @@ class Pattern:
                 continue
             sinks = part.between(part.start, sinks_stop) if part.start < sinks_stop else None
             if sinks is not None:
-                segments.append(Segment(kin, sinks, sinks=True))
+                stretches.append(Stretch(kin, sinks, sinks=True))
                 part = part.part(sinks.length, part.length - sinks.length)
             if part.length:
-                segments.append(Segment(kin, part))
-        return segments
+                stretches.append(Stretch(kin, part))
+        return stretches
 
 
-def _by_local_index(segments: list[Segment]) -> list[Segment]:
-    merged: list[Segment] = []
-    for segment in segments:
-        run = segment.run
-        before = merged[-1].run if merged and merged[-1].kin == segment.kin else None
+def _by_local_index(stretches: list[Stretch]) -> list[Stretch]:
+    merged: list[Stretch] = []
+    for stretch in stretches:
+        run = stretch.run
+        before = merged[-1].run if merged and merged[-1].kin == stretch.kin else None
         if before is not None and before.offset + before.length == run.offset:
-            merged[-1] = Segment(segment.kin, Run(before.offset, 1, before.length + run.length, before.offset))
+            merged[-1] = Stretch(stretch.kin, Run(before.offset, 1, before.length + run.length, before.offset))
         else:
-            merged.append(Segment(segment.kin, Run(run.offset, 1, run.length, run.offset)))
+            merged.append(Stretch(stretch.kin, Run(run.offset, 1, run.length, run.offset)))
     return merged
 
 

@@ -2,8 +2,9 @@
 
 Hop h brings keys and values from the ring rank h places before, straight from their owner, and of these only the rows
 that some query of this rank sees. For a dense pattern that is the bytes of the classic ring; for a sliding window it is
-the window's tail from one neighbour; for packed documents it is the documents that straddle ranks. A hop that no query
-needs does not take place. Both ends of a hop work out the same answer, so nothing is negotiated.
+the window's tail from one neighbour; for packed documents it is the documents that straddle ranks; of a strided pattern
+the rows between those needed travel as well. A hop that no query needs does not take place. Both ends of a hop work out
+the same answer, so nothing is negotiated.
 
 Legend: P ring ranks.
 """
@@ -27,17 +28,19 @@ class Hop:
     distance: this rank computes with the block of ring rank ``rank − distance``, and sends its own to ``rank + distance``.
     tiles: (batch rows, tiles), keys counted among the ``received`` rows.
     received, sent: local ranges [start, stop) of the owner's tokens, ascending and apart; none for distance 0.
+    rows: how many groups of batch rows there are, those without tiles included.
     """
 
     distance: int
     tiles: list[tuple[slice, list[Tile]]]
     received: list[tuple[int, int]]
     sent: list[tuple[int, int]]
+    rows: int = 1
 
     @property
     def pairs(self) -> int:
         """Visible pairs computed at this hop, a batch row."""
-        return sum(tile.pairs for _, tiles in self.tiles for tile in tiles) // max(1, len(self.tiles))
+        return sum(tile.pairs for _, tiles in self.tiles for tile in tiles) // self.rows
 
 
 def make_plan(
@@ -59,24 +62,33 @@ def _make_plan(pattern, queries: int, keys: int, ring: int, rank: int, layout: s
         query_runs, key_runs = [[Run(keys - queries, 1, queries, 0)]], [[Run(0, 1, keys, 0)]]
     else:
         query_runs = key_runs = [ring_runs(queries * ring, ring, r, layout) for r in range(ring)]
+
+    def between(queries_of: int, keys_of: int) -> list[tuple[slice, list[Tile]]]:
+        return [(rows, pattern.tiles(query_runs[queries_of], key_runs[keys_of], rows.start or 0)) for rows in pattern.rows]
+
     hops = []
     for distance in range(ring):
         source, target = (rank - distance) % ring, (rank + distance) % ring
-        tiles = [(rows, pattern.tiles(query_runs[rank], key_runs[source], rows.start or 0)) for rows in pattern.rows]
-        received, sent = [], []
+        tiles, received, sent = between(rank, source), [], []
         if distance:
+            # Rung by rung, for what lies between rungs need not travel.
+            tiles = [(rows, _rungs(row_tiles)) for rows, row_tiles in tiles]
             received = needed_ranges(tiles)
-            sent = needed_ranges([(rows, pattern.tiles(query_runs[target], key_runs[rank], rows.start or 0)) for rows in pattern.rows])
+            sent = needed_ranges([(rows, _rungs(row_tiles)) for rows, row_tiles in between(target, rank)])
             tiles = [(rows, [_among(tile, received) for tile in row_tiles]) for rows, row_tiles in tiles]
-        fine = [(rows, split_tiles(row_tiles, split, pattern.alibi)) for rows, row_tiles in tiles if row_tiles]
-        hops.append(Hop(distance, fine, received, sent))
+        fine = [(rows, split_tiles(row_tiles, split, pattern.alibi, pattern.ladders)) for rows, row_tiles in tiles if row_tiles]
+        hops.append(Hop(distance, fine, received, sent, len(pattern.rows)))
     return hops
 
 
-def split_tiles(tiles: list[Tile], split: Callable[[Tile, bool], list[Tile]], alibi: bool) -> list[Tile]:
-    """The tiles in the pieces that a backend computes well."""
+def split_tiles(tiles: list[Tile], split: Callable[[Tile, bool], list[Tile]], alibi: bool, ladders: bool = True) -> list[Tile]:
+    """The tiles in the pieces that a backend computes well; equal ones in ladders, if ``ladders``."""
     pieces = [piece for tile in tiles for piece in split(tile, alibi)]
-    return [part for piece in coalesce(pieces, one_distance=False) for part in split_ladder(piece, RUNG_TOKENS)]
+    return [part for piece in (coalesce(pieces, one_distance=False) if ladders else pieces) for part in split_ladder(piece, RUNG_TOKENS)]
+
+
+def _rungs(tiles: list[Tile]) -> list[Tile]:
+    return [rung._replace(shift=0) for tile in tiles for rung in split_ladder(tile, 0)]
 
 
 def needed_ranges(tiles: list[tuple[slice, list[Tile]]]) -> list[tuple[int, int]]:
@@ -111,6 +123,9 @@ def work(pattern: Pattern, length: int, ring: int, layout: str) -> list[int]:
 
 
 def imbalance(pattern: Pattern, length: int, ring: int, layout: str) -> float:
-    """The busiest rank's work over the mean: 1 is perfect balance."""
-    ranks = work(pattern, length, ring, layout)
-    return max(ranks) * len(ranks) / max(1, sum(ranks))
+    """The busiest rank's work over the mean: 1 is perfect balance. Summaries are left out."""
+    return busiest_over_mean(work(pattern, length, ring, layout))
+
+
+def busiest_over_mean(work_of_ranks: list[int]) -> float:
+    return max(work_of_ranks) * len(work_of_ranks) / max(1, sum(work_of_ranks))

@@ -66,10 +66,10 @@ class RingAttention(torch.autograd.Function):
 def ring_forward(q, k, v, extra_k, extra_v, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """out [B, S, H, D] in the type of q and lse [B, S, H] in the accumulators'."""
     result, plain = _Output(q), replace(call, slopes=None)
-    for rows, tiles in call.extra_tiles:
-        for tile in tiles:
-            result.add(rows, tile, *_forward(tile, q[rows], extra_k[rows], extra_v[rows], plain))
     for hop, (hop_k, hop_v) in _travel(k, v, call, "forward"):
+        for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
+            for tile in tiles:
+                result.add(rows, tile, *_forward(tile, q[rows], extra_k[rows], extra_v[rows], plain))
         for rows, tiles in hop.tiles:
             for tile in tiles:
                 result.add(rows, tile, *_forward(tile, q[rows], hop_k[rows], hop_v[rows], call))
@@ -89,10 +89,10 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
             dv.add_keys(rows, tile, parts[2])
 
     plain = replace(call, slopes=None)
-    for rows, tiles in call.extra_tiles:
-        add(rows, tiles, extra_k, extra_v, *extra, plain)
     returning = None
     for hop, (hop_k, hop_v) in _travel(k, v, call, "backward"):
+        for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
+            add(rows, tiles, extra_k, extra_v, *extra, plain)
         sums = own if hop.distance == 0 else (_Sum(hop_k), _Sum(hop_v)) if hop.received else None
         for rows, tiles in hop.tiles:
             add(rows, tiles, hop_k, hop_v, *sums, call)

@@ -2,7 +2,8 @@
 
 A document is cut from its start into segments of a fixed size; the last one may be shorter. A segment may lie on several
 ring ranks: each pools its part, the parts are sent round (they are as many times smaller as a segment is long), and every
-rank merges them by log-sum-exp, so that a summary does not depend on the mesh.
+rank merges them by log-sum-exp, so that a summary does not depend on the mesh. (On CUDA sums are in no fixed order, as in
+PyTorch's index_add: equal to rounding from run to run.)
 
 Legend: B batch, s local tokens, L local parts, M segments, N summaries of a segment, G KV heads, D head size.
 """
@@ -95,7 +96,9 @@ def merge_parts(means_BLNGD: torch.Tensor, lse_BLNG: torch.Tensor, segment_of_pa
     return whole / total.unsqueeze(-1)
 
 
-def summaries(tensors_BsGD, scores_BsNG: torch.Tensor, parts: list[list[Part]], segments: int, ring: Ring) -> tuple[torch.Tensor, ...]:
+def summaries(
+    tensors_BsGD, scores_BsNG: torch.Tensor, parts: list[list[Part]], segments: int, ring: Ring, where: str = ""
+) -> tuple[torch.Tensor, ...]:
     """The summaries [B, M, N, G, D] of every segment of the sequence, one for each tensor, on every rank.
 
     ``parts`` are those of each ring rank.
@@ -106,7 +109,7 @@ def summaries(tensors_BsGD, scores_BsNG: torch.Tensor, parts: list[list[Part]], 
     sizes = [x.shape[-1] for x in tensors_BsGD]
     means, lse = pool(torch.cat(tensors_BsGD, -1), scores_BsNG, parts[ring.rank])
     packed = torch.cat((means, lse.unsqueeze(-1)), -1)
-    packed = everywhere(packed, ring, [len(p) for p in parts])
+    packed = everywhere(packed, ring, [len(p) for p in parts], where)
     order = torch.tensor([part.segment for rank_parts in parts for part in rank_parts], device=packed.device)
     whole = merge_parts(packed[..., :-1], packed[..., -1], order, segments)
     return whole.split(sizes, -1)
@@ -116,14 +119,14 @@ class _Everywhere(torch.autograd.Function):
     """[B, L, …] of every rank, in the order of ranks: [B, ΣL, …]. The gradient of a rank's own is the sum of all ranks'."""
 
     @staticmethod
-    def forward(ctx, own: torch.Tensor, ring: Ring, lengths: list[int]):
-        ctx.ring, ctx.lengths = ring, lengths
+    def forward(ctx, own: torch.Tensor, ring: Ring, lengths: list[int], where: str):
+        ctx.ring, ctx.lengths, ctx.where = ring, lengths, where
         own = own.contiguous()
         exchanges = []
         for places in range(1, ring.size):
             source = (ring.rank - places) % ring.size
             received = own.new_empty((own.shape[0], lengths[source], *own.shape[2:]))
-            exchanges.append((source, ring.exchange(places, own, received, PARTS, f"summaries from {places} places before")))
+            exchanges.append((source, ring.exchange(places, own, received, PARTS, f"summaries from {places} places before{where}")))
         whole: list = [None] * ring.size
         whole[ring.rank] = own
         for source, exchange in exchanges:
@@ -136,14 +139,14 @@ class _Everywhere(torch.autograd.Function):
         grads = [x.contiguous() for x in grad.split(ctx.lengths, 1)]
         total = grads[ring.rank].clone()
         exchanges = [
-            ring.exchange(-places, grads[(ring.rank - places) % ring.size], torch.empty_like(total), PARTS, f"gradients of summaries, {places} places on")
+            ring.exchange(-places, grads[(ring.rank - places) % ring.size], torch.empty_like(total), PARTS, f"gradients of summaries{ctx.where}")
             for places in range(1, ring.size)
         ]
         for exchange in exchanges:
             total += exchange.wait()
-        return total, None, None
+        return total, None, None, None
 
 
-def everywhere(own_BL: torch.Tensor, ring: Ring, lengths: list[int]) -> torch.Tensor:
+def everywhere(own_BL: torch.Tensor, ring: Ring, lengths: list[int], where: str = "") -> torch.Tensor:
     """What every rank has, [B, ΣL, …] in the order of ranks; differentiable."""
-    return _Everywhere.apply(own_BL, ring, lengths) if ring.size > 1 else own_BL
+    return _Everywhere.apply(own_BL, ring, lengths, where) if ring.size > 1 else own_BL

@@ -225,6 +225,20 @@ def row_pieces(tile: Tile, rows: int) -> list[Tile]:
     return pieces
 
 
+def full_middle(strip: Tile) -> list[Tile]:
+    """A strip with a band, much wider than high, as the keys that all its queries see, and the triangles on either side."""
+    first = 0 if strip.lower is None else max(0, strip.queries - 1 + strip.lower)
+    last = strip.keys if strip.upper is None else min(strip.keys, strip.upper + 1)
+    if strip.full or last - first < 2 * strip.queries:
+        return [strip]
+    sides = [(0, first), (last, strip.keys)]
+    pieces = [strip.moved(strip.queries, last - first, 0, first, None, None)]
+    for start, stop in sides:
+        if start < stop:
+            pieces += band_tiles(strip.moved(strip.queries, stop - start, 0, start, _plus(strip.lower, -start), _plus(strip.upper, -start)))
+    return pieces
+
+
 def _plus(limit: int | None, by: int) -> int | None:
     return None if limit is None else limit + by
 

@@ -8,6 +8,9 @@ travel. The cost of a token is that of the blocks kept, besides S / block produc
 
 The choice itself has no gradient. It is kept, so that a recomputation of the layer in backward makes the same one.
 
+Besides the ring's rows a rank sends its mean queries and keys (see ``segments.summaries``), once, and to each other rank
+``keep`` − 1 int32 for each of its share of the blocks.
+
 Legend: B batch, s local tokens, M segments, H query heads, G KV heads, D head size.
 """
 
@@ -47,7 +50,9 @@ class Selection:
     segments: list[list[Segment]]
     chosen: list[list[list[int]]]
     alibi: bool = False
-    _kept: dict = field(default_factory=dict, repr=False)
+    # What later blocks choose must not change by a bit how earlier ones are computed: tiles are joined within a block only.
+    ladders: bool = False
+    _kept: dict = field(default_factory=dict, init=False, repr=False)
 
     def kept(self, key: tuple, make):
         if key not in self._kept:
@@ -63,14 +68,14 @@ class Selection:
         keys_of: dict[int, list[Run]] = {}
         for index, run in _pieces(segments, key_runs):
             keys_of.setdefault(index, []).append(run)
-        tiles = []
+        own, others = [], []
         for index, query in _pieces(segments, query_runs):
             for key in keys_of.get(index, ()):
                 distance = query.start - key.start
-                tiles += band_tiles(Tile(query.offset, query.length, key.offset, key.length, None, distance // query.stride))
-            for other in chosen[index]:
-                tiles += [Tile(query.offset, query.length, key.offset, key.length) for key in keys_of.get(other, ())]
-        return coalesce(tiles, one_distance=True)
+                own += band_tiles(Tile(query.offset, query.length, key.offset, key.length, None, distance // query.stride))
+            seen = [Tile(query.offset, query.length, key.offset, key.length) for other in chosen[index] for key in keys_of.get(other, ())]
+            others += coalesce(seen, one_distance=True)
+        return coalesce(own, one_distance=True) + others
 
 
 def _pieces(segments: list[Segment], runs: list[Run]) -> list[tuple[int, Run]]:
@@ -88,28 +93,35 @@ def select(q_BsHD, k_BsGD, pattern, ring: Ring, layout: str, head_groups: list, 
     Args:
         q_BsHD, k_BsGD: this rank's tokens and heads.
         head_groups: process groups over which heads are spread (ulysses, tensor ranks): scores are summed over them.
-        where: names the layer. During backward, that is when a layer is recomputed, its kept selection is returned.
+        where: names the layer. During backward, that is when a layer is recomputed, its kept selection is returned; if the
+            layer ran more than once with this pattern, it chooses anew, from the same numbers.
     """
-    recomputing = torch._C._current_graph_task_id() != -1
-    if recomputing and ("selection", where) in pattern._kept:
-        return pattern._kept["selection", where]
+    kept = pattern.kept(("selections", where), list)
+    if torch._C._current_graph_task_id() != -1 and len(kept) == 1:  # in backward, and no doubt whose selection it is
+        return kept[0]
     runs = runs_of_ranks(k_BsGD.shape[1] * ring.size, ring, layout)
     if q_BsHD.shape[1] != k_BsGD.shape[1]:
         raise ValueError("top chooses for whole blocks of queries: it needs as many queries as keys (no cache yet)")
     segments, chosen = [], []
+    dtype = torch.promote_types(q_BsHD.dtype, torch.float32)
     groups = q_BsHD.shape[2] // k_BsGD.shape[2]
     for row in range(q_BsHD.shape[0]):
-        q_sGD, k_sGD = q_BsHD[row].unflatten(1, (-1, groups)).float().mean(2), k_BsGD[row].float()
-        row_segments = segments_of(pattern, pattern.top.block, k_BsGD.shape[1] * ring.size, row)
-        parts = [parts_of(row_segments, rank_runs) for rank_runs in runs]
+        q_sGD, k_sGD = q_BsHD[row].to(dtype).unflatten(1, (-1, groups)).mean(2), k_BsGD[row].to(dtype)
+
+        def lay_out(row: int = row):
+            found = segments_of(pattern, pattern.top.block, k_BsGD.shape[1] * ring.size, row)
+            return found, [parts_of(found, rank_runs) for rank_runs in runs]
+
+        of_row = row if pattern.documents is not None and pattern.documents.dim() == 2 else 0
+        row_segments, parts = pattern.kept(("blocks", of_row, ring.size, layout, k_BsGD.shape[1]), lay_out)
         uniform = q_sGD.new_zeros((1, q_sGD.shape[0], 1, q_sGD.shape[1]))
-        means = summaries((q_sGD[None], k_sGD[None]), uniform, parts, len(row_segments), ring)
+        means = summaries((q_sGD[None], k_sGD[None]), uniform, parts, len(row_segments), ring, where)
         segments.append(row_segments)
         q_MX, k_MX = (x[0].flatten(1) for x in means)
         chosen.append(_best(q_MX.roll(1, 0), k_MX, row_segments, pattern.top.keep - 1, ring, head_groups))
     # A choice belongs to one sequence, whatever it is batched with.
     selection = Selection([slice(row, row + 1) for row in range(q_BsHD.shape[0])], segments, chosen)
-    pattern._kept["selection", where] = selection
+    kept.append(selection)
     return selection
 
 

@@ -24,6 +24,11 @@ class Traffic:
         self.waited = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
+    def count(self, sent: torch.Tensor) -> None:
+        """One message on its way."""
+        self.bytes_sent += sent.numel() * sent.element_size()
+        self.hops += 1
+
     @property
     def exposed_seconds(self) -> float:
         """Seconds that computation waited for communication: host time on the CPU; on CUDA the time that the stream stood
@@ -92,7 +97,7 @@ class Ring:
         self.verify = verify
         if group is not None:
             self._ranks = dist.get_process_group_ranks(group)
-            if dist.get_backend(group) == "nccl":
+            if "nccl" in dist.get_backend(group):  # "cpu:gloo,cuda:nccl" under Ray Train
                 # NCCL wants every rank of a group at its first call; a sparse pattern's first hop may leave some out.
                 dist.barrier(group, device_ids=[torch.cuda.current_device()])
 
@@ -107,8 +112,7 @@ class Ring:
         """
         outgoing, incoming = ([] if x is None else [x] for x in (sent, received))
         if sent is not None:
-            self.traffic.bytes_sent += sent.numel() * sent.element_size()
-            self.traffic.hops += 1
+            self.traffic.count(sent)
         if self.verify:
             outgoing += [checksum(x) for x in outgoing]
             incoming += [torch.empty(2, dtype=torch.int64, device=x.device) for x in incoming]
@@ -126,7 +130,12 @@ class Ring:
 
 
 def checksum(x: torch.Tensor) -> torch.Tensor:
-    """Two int64 sums over the bits of a contiguous tensor, the second weighted by place: what is changed, lost or moved shows."""
-    flat = x.reshape(-1).view(torch.int16).long()
-    weights = torch.arange(flat.numel(), device=x.device) % 65_521 + 1
-    return torch.stack((flat.sum(), (flat * weights).sum()))
+    """Two int64 sums over the 16-bit words of a contiguous tensor, the second weighted by place: a changed or lost word shows,
+    and words that changed places unless a multiple of 65,521 apart."""
+    words = x.reshape(-1).view(torch.int16)
+    weights = torch.arange(1, 65_522, device=x.device)
+    sums = torch.zeros(2, dtype=torch.int64, device=x.device)
+    for part in words.split(16 * 65_521):  # a part at a time: int64 copies of the whole would be four times the message
+        part = torch.nn.functional.pad(part, (0, -len(part) % 65_521)).long().view(-1, 65_521)
+        sums += torch.stack((part.sum(), (part * weights).sum()))
+    return sums

@@ -1,6 +1,9 @@
 """All-to-all over heads (DeepSpeed-Ulysses, Jacobs et al. 2023): tokens are gathered, heads are spread, and back.
 
 Legend: B batch, S local tokens, H heads, D head size, U ulysses ranks.
+
+Bytes sent by a rank for a tensor, and again for its gradient: (U − 1) / U of its B·S·H·D elements; KV heads that are
+repeated (``replicate``) count as often as they are sent.
 """
 
 from __future__ import annotations
@@ -8,37 +11,40 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from workers.attention.transport import Traffic
+
 
 class _Exchange(torch.autograd.Function):
     """``gather``: [B, S, H, D] → [B, U·S, H/U, D]; otherwise the way back. Each is the other's gradient."""
 
     @staticmethod
-    def forward(ctx, x, group, gather: bool):
-        ctx.group, ctx.gather = group, gather
-        return _exchange(x, group, gather)
+    def forward(ctx, x, group, gather: bool, traffic: Traffic):
+        ctx.group, ctx.gather, ctx.traffic = group, gather, traffic
+        return _exchange(x, group, gather, traffic)
 
     @staticmethod
     def backward(ctx, grad):
-        return _exchange(grad, ctx.group, not ctx.gather), None, None
+        return _exchange(grad, ctx.group, not ctx.gather, ctx.traffic), None, None, None
 
 
-def _exchange(x: torch.Tensor, group, gather: bool) -> torch.Tensor:
+def _exchange(x: torch.Tensor, group, gather: bool, traffic: Traffic) -> torch.Tensor:
     ranks = dist.get_world_size(group)
     split_dim, cat_dim = (2, 1) if gather else (1, 2)
     outgoing = torch.stack(x.chunk(ranks, dim=split_dim))
     incoming = torch.empty_like(outgoing)
-    dist.all_to_all_single(incoming, outgoing, group=group)
+    traffic.count(outgoing[1:])  # one part stays here
+    traffic.wait([dist.all_to_all_single(incoming, outgoing, group=group, async_op=True)], x.device)
     return torch.cat(incoming.unbind(), dim=cat_dim)
 
 
-def gather_tokens(x_BSHD: torch.Tensor, group) -> torch.Tensor:
+def gather_tokens(x_BSHD: torch.Tensor, mesh) -> torch.Tensor:
     """Every token of the ulysses group for this rank's share of the heads."""
-    return _Exchange.apply(x_BSHD, group, True)
+    return _Exchange.apply(x_BSHD, mesh.ulysses_group, True, mesh.traffic)
 
 
-def gather_heads(x_BSHD: torch.Tensor, group) -> torch.Tensor:
+def gather_heads(x_BSHD: torch.Tensor, mesh) -> torch.Tensor:
     """Every head for this rank's share of the tokens."""
-    return _Exchange.apply(x_BSHD, group, False)
+    return _Exchange.apply(x_BSHD, mesh.ulysses_group, False, mesh.traffic)
 
 
 def replicate(kv_BSGD: torch.Tensor, ranks: int, dim: int = 2) -> torch.Tensor:

@@ -50,7 +50,7 @@ class ModelConfig:
     top_block_size: int = 128
 
     def __post_init__(self):
-        for name in ("dim", "layers", "heads", "head_dim", "ffn_dim", "vocab_size"):
+        for name in ("top_blocks", "top_block_size", "segment", "summaries", "reach", "dim", "layers", "heads", "head_dim", "ffn_dim", "vocab_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("norm_eps", "rope_theta"):
@@ -64,13 +64,17 @@ class ModelConfig:
             if self.dim % self.heads:
                 raise ValueError(f"model.dim = {self.dim} does not divide by model.heads = {self.heads}; set model.head_dim")
             object.__setattr__(self, "head_dim", self.dim // self.heads)
-        if self.head_dim % 2:
+        if self.head_dim % 2 and self.positions == "rope":
             raise ValueError(f"model.head_dim is {self.head_dim}; rotary embeddings need an even number")
         for name, choices in (("positions", POSITIONS), ("pooling", ("learnt", "mean"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
         if self.memory < 0:
             raise ValueError(f"model.memory is {self.memory}; it must not be negative")
+        for switch, names in (("segment", ("summaries", "reach", "pooling")), ("top_blocks", ("top_block_size",))):
+            for name in names:
+                if getattr(self, switch) is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ValueError(f"model.{name} is {getattr(self, name)!r}, but model.{switch} is not set: set it, or leave out model.{name}")
         try:
             self.pattern()
         except ValueError as error:

@@ -47,6 +47,11 @@ class Job:
     resume: Path | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations in forward and backward."""
+        return torch.bfloat16 if self.training.precision == "bf16" else torch.float32
+
+    @property
     def checkpoint_folder(self) -> Path:
         return self.run / "checkpoints"
 
@@ -57,20 +62,18 @@ class Job:
 
 
 def attention_backend(job: Job, mesh) -> str:
-    """The kernel that a run's attention uses on this device, settled once. Raises ValueError for one that cannot run here."""
-    dtype = torch.bfloat16 if job.training.precision == "bf16" else torch.float32
-    return resolve(job.backend, mesh.device, dtype, job.model.head_dim, job.model.positions == "alibi").name
+    """The kernel that a run's attention uses on this rank's device. Raises ValueError for one that cannot run here."""
+    return resolve(job.backend, mesh.device, job.dtype, job.model.head_dim, job.model.positions == "alibi").name
 
 
 def build_model(job: Job, mesh) -> Decoder:
     """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
     with torch.device("meta"):
         model = Decoder(job.model)
-    dtype = torch.bfloat16 if job.training.precision == "bf16" else torch.float32
     backend = attention_backend(job, mesh)
     if dist.get_rank() == 0:
         log.info("attention: backend %s, layout %s", backend, mesh.layout)
-    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=dtype)
+    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype)
     model.to_empty(device=mesh.device)
     model.tie()
     model.init_weights(job.training.seed)

@@ -3,6 +3,8 @@
 import itertools
 import time
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.attention_reference import slopes, visible
 from tests.unit.attention.cases import LAYOUTS, PATTERNS, count_pairs, document_ids, pattern_fields, rank_positions
-from workers.attention import Pattern
+from workers.attention import Hierarchy, Pattern, TopBlocks
 from workers.attention.layout import Run, ring_runs
 from workers.attention.pattern import alibi_slopes
 
@@ -145,3 +147,18 @@ def test_documents_of_another_length_or_batch_are_refused():
             Pattern(documents=documents).check(2, 8)
     Pattern(documents=torch.zeros(8)).check(2, 8)
     Pattern(documents=torch.zeros(2, 8)).check(2, 8)
+
+
+def test_a_changed_copy_of_a_pattern_remembers_nothing_of_it():
+    pattern, run = Pattern(), [Run(0, 1, 16, 0)]
+    pattern.tiles(run, run)
+    changed = dataclasses.replace(pattern, window=4)
+    assert sum(tile.pairs for tile in changed.tiles(run, run)) == 16 * 4 - 6
+
+
+@pytest.mark.parametrize("fields", [dict(window=4, hierarchy=Hierarchy(4)), dict(top=TopBlocks(4, 2))], ids=str)
+def test_summaries_want_a_document_in_one_piece(fields):
+    pattern = Pattern(documents=torch.tensor([5, 5, 7, 7, 5, 5]), **fields)
+    with pytest.raises(ValueError, match="a document id comes back after another document"):
+        pattern.check(1, 6)
+    Pattern(documents=torch.tensor([[5, 5, 7, 7, 8, 8], [1, 1, 1, 5, 7, 7]]), **fields).check(2, 6)

@@ -64,7 +64,6 @@ def test_what_a_query_sees_arrives_and_nothing_else(name, layout, documents):
         check(pattern, 2, 96, ring, layout, whole, exact=True)
 
 
-@pytest.mark.xfail(strict=True, reason="a ladder brings what stands between its rungs along")
 @pytest.mark.parametrize("documents, layout", [("in order", "striped"), ("returning", "striped"), ("returning", "contiguous")])
 def test_what_stands_between_needed_rows_stays_where_it_is(documents, layout):
     pattern = Pattern(window=7, sinks=2, documents=documents_for(Case(documents=documents), 96))
@@ -213,3 +212,9 @@ def test_the_best_layout_follows_the_reach():
         assert Pattern(**fields).best_layout == layout
     for fields in (dict(window=3), dict(block=3), dict(causal=False), dict(stride=2, window=9)):
         assert Pattern(**fields).best_layout == "contiguous"
+
+
+def test_pairs_of_a_hop_are_a_mean_over_all_batch_rows():
+    pattern = Pattern(documents=torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]))
+    hops = make_plan(pattern, 2, 2, 2, 1, "contiguous", whole)
+    assert [hop.pairs for hop in hops] == [(2 + 3) // 2, 2 // 2]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.attention.emulated import Mailboxes, ThreadRing
+from workers.attention.emulated import Mailboxes, ThreadRing, emulate
 from workers.attention.transport import HopCorrupted, Ring, Traffic, checksum
 
 TYPES = {torch.float64: 8, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
@@ -113,3 +113,16 @@ def test_without_verification_nothing_is_looked_at():
     first._mailboxes.put = lambda way, tensors: sent.append(len(tensors))
     first.exchange(1, torch.ones(5), None)
     assert sent == [1]
+
+
+def test_without_overlap_a_message_is_there_before_computation_goes_on():
+    def rank(mesh):
+        ring = mesh.ring_transport
+        ring.overlap = False
+        received = torch.empty(3)
+        exchange = ring.exchange(1, torch.full((3,), float(ring.rank)), received)
+        arrived = received.clone()
+        assert torch.equal(exchange.wait(), arrived)
+        return arrived[0].item()
+
+    assert emulate(3, rank) == [2.0, 0.0, 1.0]

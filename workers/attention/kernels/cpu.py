@@ -4,7 +4,8 @@ Legend: N batch × rungs, Q queries, K keys, H query heads, G KV heads, D head s
 
 What it is good at was measured: a full block of 256 or more queries runs at the speed of matrix products; a causal
 square costs about twice a full block's time a visible pair, and blocks of 64 queries twice too. So causal squares are
-cut into small squares and full blocks, and bands into strips. A mask is never larger than a strip.
+cut into small squares and full blocks, and bands into strips; of a wide strip only the ends are masked. A mask has at
+most 12 · SQUARE · SQUARE elements, with ALiBi for each head.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from workers.attention.tile import Tile, row_pieces, square_pieces
+from workers.attention.tile import Tile, full_middle, row_pieces, square_pieces
 
 aten = torch.ops.aten
 SQUARE = 256
@@ -32,7 +33,12 @@ def split(tile: Tile, alibi: bool) -> list[Tile]:
         return [tile]
     if tile.causal:
         return square_pieces(tile, SQUARE)
-    return row_pieces(tile, STRIP if tile.keys >= 2 * STRIP else STRIP // 2)
+    width = tile.keys if tile.lower is None or tile.upper is None else tile.upper - tile.lower + 1
+    if width >= 8 * SQUARE and not alibi:  # a wide window: strips high enough to be fast, masks at their ends only
+        pieces = [piece for strip in row_pieces(tile, 2 * SQUARE) for piece in full_middle(strip)]
+        return [part for piece in pieces for part in (square_pieces(piece, SQUARE) if piece.causal else [piece])]
+    strips = row_pieces(tile, STRIP if tile.keys >= 2 * STRIP else STRIP // 2)
+    return [piece for strip in strips for piece in (full_middle(strip) if strip.keys >= 8 * STRIP else [strip])]
 
 
 def forward(q_NQHD, k_NKGD, v_NKGD, tile: Tile, slopes, scale):
