@@ -1,7 +1,7 @@
 """The mesh: which rank does what, and which process groups it talks through.
 
 Axes, outermost first: ``dp`` (data) × ``ring`` × ``ulysses`` (together the context axis, ``cp``) × ``tp`` (tensor).
-Tensor ranks are neighbours, so that a node holds whole tensor groups; ring hops cross nodes only when they must.
+Tensor ranks are neighbours, so that a node holds whole tensor groups; then ulysses ranks; a ring is what crosses nodes.
 """
 
 from __future__ import annotations

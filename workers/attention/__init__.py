@@ -58,7 +58,7 @@ def attend(
         if pool is not None:
             pool = heads_of(replicate(pool, ulysses, dim=1), mesh, dim=1)
         q, k, v = (gather_tokens(x, mesh) for x in (q, k, v))
-    extra = _Extra(q, kernel)
+    extra = _Extra(kernel)
     if memory is not None:
         extra.add(*(x.expand(q.shape[0], *x.shape) for x in memory), [(slice(None), [Tile(0, q.shape[1], 0, memory[0].shape[0])])])
     if pattern.hierarchy is not None:
@@ -72,8 +72,8 @@ def attend(
 class _Extra:
     """Keys and values that this rank has whole besides the sequence's own, and the tiles of its queries against them."""
 
-    def __init__(self, q, kernel):
-        self._q, self._kernel = q, kernel
+    def __init__(self, kernel):
+        self._kernel = kernel
         self._keys, self._values, self._count = [], [], 0
         self.tiles = []
 

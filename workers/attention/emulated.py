@@ -15,6 +15,7 @@ import torch
 from workers.attention.transport import Ring, Traffic
 from workers.mesh import MeshSpec
 
+
 class ThreadRing(Ring):
     """The same ring with ranks that are threads of one process: rings of hundreds, and rings on one GPU."""
 

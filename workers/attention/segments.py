@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 def segments_of(pattern, size: int, length: int, row: int) -> list[Segment]:
-    """The segments of a batch row's documents, in order. Documents of one id that stand apart are documents apart."""
+    """The segments of a batch row's documents, in order. Every document is in one piece (``Pattern.check``)."""
     spans = pattern.document_spans(row) if pattern.documents is not None else [(0, length, 0)]
     return [Segment(first, min(first + size, stop), start) for start, stop, _ in spans for first in range(start, stop, size)]
 

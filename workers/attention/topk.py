@@ -118,14 +118,14 @@ def select(q_BsHD, k_BsGD, pattern, ring: Ring, layout: str, head_groups: list, 
         means = summaries((q_sGD[None], k_sGD[None]), uniform, parts, len(row_segments), ring, where)
         segments.append(row_segments)
         q_MX, k_MX = (x[0].flatten(1) for x in means)
-        chosen.append(_best(q_MX.roll(1, 0), k_MX, row_segments, pattern.top.keep - 1, ring, head_groups))
+        chosen.append(_best(q_MX.roll(1, 0), k_MX, row_segments, pattern.top.keep - 1, ring, head_groups, where))
     # A choice belongs to one sequence, whatever it is batched with.
     selection = Selection([slice(row, row + 1) for row in range(q_BsHD.shape[0])], segments, chosen)
     kept.append(selection)
     return selection
 
 
-def _best(q_MX, k_MX, segments: list[Segment], keep: int, ring: Ring, head_groups) -> list[list[int]]:
+def _best(q_MX, k_MX, segments: list[Segment], keep: int, ring: Ring, head_groups, where: str) -> list[list[int]]:
     """For each segment the ``keep`` best of the earlier ones of its document, ascending. Ring ranks share the work."""
     count = len(segments)
     documents = torch.tensor([segment.document for segment in segments], device=q_MX.device)
@@ -142,5 +142,5 @@ def _best(q_MX, k_MX, segments: list[Segment], keep: int, ring: Ring, head_group
         own[0, first - ring.rank * share : stop - ring.rank * share, : best.indices.shape[1]] = torch.where(
             best.values > -torch.inf, best.indices, -1
         ).int()
-    table = everywhere(own, ring, [share] * ring.size)[0, :count].tolist()
+    table = everywhere(own, ring, [share] * ring.size, where)[0, :count].tolist()
     return [sorted(index for index in row if index >= 0) for row in table]

@@ -12,7 +12,7 @@ import torch
 
 
 class Meter:
-    """Times one step. ``loader_wait`` seconds stood still for data, ``exposed`` for ring hops."""
+    """Times one step. ``loader_wait`` seconds stood still for data, ``exposed`` for attention's messages."""
 
     def __init__(self, mesh):
         self._mesh = mesh
