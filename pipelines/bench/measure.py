@@ -45,9 +45,8 @@ def attend_case(case: Case, repeat: int) -> dict:
         if not case.forward_only:
             torch.autograd.grad(out, (q, k, v), grad)
 
-    if not case.forward_only:
-        for x in (q, k, v):
-            x.requires_grad_()
+    for x in (q, k, v):
+        x.requires_grad_(not case.forward_only)
     step()
     before = mesh.traffic.bytes_sent, mesh.traffic.exposed_seconds
     result = timed(step, repeat, device)
@@ -117,9 +116,8 @@ def kernel_case(case: Case, threads: int, repeat: int) -> dict:
             if not case.forward_only:
                 torch.autograd.grad(out, (q, k, v), grad)
 
-        if not case.forward_only:
-            for x in (q, k, v):
-                x.requires_grad_()
+        for x in (q, k, v):
+            x.requires_grad_(not case.forward_only)
         step()
         return {**timed(step, repeat, device), **memory.read()}
     finally:

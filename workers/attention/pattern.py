@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from workers.attention.hierarchical import Hierarchy
 from workers.attention.layout import Run
-from workers.attention.tile import Tile, band_tiles, coalesce
+from workers.attention.tile import Tile, TileSource, band_tiles, coalesce
 from workers.attention.topk import TopBlocks
 
 
@@ -31,7 +31,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, eq=False)
-class Pattern:
+class Pattern(TileSource):
     """Which keys a query sees. The fields combine by "and", but that sinks are seen whatever window, block or stride say.
 
     causal: a query sees itself and what stands before it.
@@ -55,8 +55,6 @@ class Pattern:
     alibi: bool = False
     hierarchy: Hierarchy | None = None
     top: TopBlocks | None = None
-    ladders = True  # equal tiles may be computed together
-    _kept: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         for name in ("window", "block", "stride"):
@@ -114,20 +112,6 @@ class Pattern:
                 ids = [document for _, _, document in self.document_spans(rows.start or 0)]
                 if len(ids) > len(set(ids)):
                     raise ValueError("a document id comes back after another document: hierarchy and top want every document in one piece")
-
-    def tiles(self, query_runs: list[Run], key_runs: list[Run], row: int = 0) -> list[Tile]:
-        """The tiles of queries held as ``query_runs`` against keys held as ``key_runs`` (same stride).
-
-        Every visible pair lies in exactly one tile; every query of a tile sees a key of it. Cached: a pattern is made
-        once a step, and used by every layer.
-        """
-        return self.kept((tuple(query_runs), tuple(key_runs), row), lambda: self._cut(query_runs, key_runs, row))
-
-    def kept(self, key: tuple, make):
-        """``make()``, once for every key: what is worked out from a pattern is kept with it."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
 
     def document_spans(self, row: int) -> list[tuple[int, int, int]]:
         """(start, stop, id) of each stretch of equal document ids among the global positions."""

@@ -16,7 +16,7 @@ from typing import Callable
 
 from workers.attention.layout import Run, ring_runs
 from workers.attention.pattern import Pattern
-from workers.attention.tile import Tile, coalesce, split_ladder
+from workers.attention.tile import Tile, TileSource, coalesce, split_ladder
 
 RUNG_TOKENS = 16_384  # a ladder may copy its keys into a batch: at most so many at a time
 
@@ -44,7 +44,7 @@ class Hop:
 
 
 def make_plan(
-    pattern: Pattern, queries: int, keys: int, ring: int, rank: int, layout: str, split: Callable[[Tile, bool], list[Tile]]
+    pattern: TileSource, queries: int, keys: int, ring: int, rank: int, layout: str, split: Callable[[Tile, bool], list[Tile]]
 ) -> list[Hop]:
     """The hops of ring rank ``rank`` that holds ``queries`` queries and ``keys`` keys, one a distance.
 
@@ -57,7 +57,7 @@ def make_plan(
     )
 
 
-def _make_plan(pattern, queries: int, keys: int, ring: int, rank: int, layout: str, split) -> list[Hop]:
+def _make_plan(pattern: TileSource, queries: int, keys: int, ring: int, rank: int, layout: str, split) -> list[Hop]:
     if ring == 1:  # fewer queries than keys are the last ones
         query_runs, key_runs = [[Run(keys - queries, 1, queries, 0)]], [[Run(0, 1, keys, 0)]]
     else:

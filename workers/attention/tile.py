@@ -14,9 +14,12 @@ A tile also knows how far its tokens are apart in the sequence (ALiBi asks): que
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cached_property
+from typing import Callable, NamedTuple
 
 import torch
+
+from workers.attention.layout import Run
 
 
 class Tile(NamedTuple):
@@ -80,6 +83,39 @@ class Tile(NamedTuple):
             q_start=self.q_start + q_by * self.step, queries=queries, k_start=self.k_start + k_by * self.step, keys=keys,
             lower=lower, upper=upper, distance=self.distance + self.stride * (q_by - k_by),
         )  # fmt: skip
+
+
+class TileSource:
+    """What ``plan`` asks of that which says what is seen: a ``Pattern``, or the ``Selection`` of a top-k layer.
+
+    ``rows`` are the groups of batch rows that share their tiles; ``alibi`` whether kernels add its bias; ``ladders``
+    whether equal tiles may be computed together.
+    """
+
+    rows: list[slice]
+    alibi: bool = False
+    ladders = True
+
+    def tiles(self, query_runs: list[Run], key_runs: list[Run], row: int = 0) -> list[Tile]:
+        """The tiles of queries held as ``query_runs`` against keys held as ``key_runs`` (same stride).
+
+        Every visible pair lies in exactly one tile; every query of a tile sees a key of it. Cached: a source is made
+        once a step, and a pattern is used by every layer.
+        """
+        return self.kept((tuple(query_runs), tuple(key_runs), row), lambda: self._cut(query_runs, key_runs, row))
+
+    def kept(self, key: tuple, make: Callable):
+        """``make()``, once for every key: what is worked out from a source is kept with it (and not with a changed copy)."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict:
+        return {}
+
+    def _cut(self, query_runs: list[Run], key_runs: list[Run], row: int) -> list[Tile]:
+        raise NotImplementedError
 
 
 def visible_pairs(queries: int, keys: int, lower: int | None, upper: int | None) -> int:

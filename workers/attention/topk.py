@@ -16,14 +16,14 @@ Legend: B batch, s local tokens, M segments, H query heads, G KV heads, D head s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from workers.attention.layout import Run
 from workers.attention.segments import Segment, everywhere, parts_of, runs_of_ranks, segments_of, summaries
-from workers.attention.tile import Tile, band_tiles, coalesce
+from workers.attention.tile import Tile, TileSource, band_tiles, coalesce
 from workers.attention.transport import Ring
 
 SCORE_ROWS = 1024  # scores are formed for so many blocks of queries at a time
@@ -43,25 +43,15 @@ class TopBlocks:
 
 
 @dataclass(eq=False)
-class Selection:
-    """A pattern that was chosen: for each batch row and segment the earlier segments that it sees. Stands in for ``Pattern``."""
+class Selection(TileSource):
+    """A pattern that was chosen: for each batch row and segment the earlier segments that it sees; of its own, what is causal."""
 
     rows: list[slice]
     segments: list[list[Segment]]
     chosen: list[list[list[int]]]
-    alibi: bool = False
+
     # What later blocks choose must not change by a bit how earlier ones are computed: tiles are joined within a block only.
-    ladders: bool = False
-    _kept: dict = field(default_factory=dict, init=False, repr=False)
-
-    def kept(self, key: tuple, make):
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
-
-    def tiles(self, query_runs: list[Run], key_runs: list[Run], row: int = 0) -> list[Tile]:
-        """As ``Pattern.tiles``: every pair of a query and a key of a chosen block, and the causal pairs of its own."""
-        return self.kept((tuple(query_runs), tuple(key_runs), row), lambda: self._cut(query_runs, key_runs, row))
+    ladders = False
 
     def _cut(self, query_runs, key_runs, row) -> list[Tile]:
         segments, chosen = self.segments[row], self.chosen[row]

@@ -20,14 +20,14 @@ class Traffic:
 
     def __init__(self):
         self.bytes_sent = 0
-        self.hops = 0
+        self.messages = 0
         self.waited = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def count(self, sent: torch.Tensor) -> None:
         """One message on its way."""
         self.bytes_sent += sent.numel() * sent.element_size()
-        self.hops += 1
+        self.messages += 1
 
     @property
     def exposed_seconds(self) -> float:

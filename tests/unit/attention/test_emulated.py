@@ -161,9 +161,9 @@ def count_bytes(pattern: Pattern, batch: int, length: int, heads: tuple[int, int
         shapes = [(batch, length // ring, count, SIZE) for count in (heads[0], heads[1], heads[1])]
         tensors = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
         out = attend(*tensors, pattern, mesh=mesh)
-        forward = (mesh.traffic.bytes_sent, mesh.traffic.hops)
+        forward = (mesh.traffic.bytes_sent, mesh.traffic.messages)
         out.sum().backward()
-        return forward, (mesh.traffic.bytes_sent - forward[0], mesh.traffic.hops - forward[1])
+        return forward, (mesh.traffic.bytes_sent - forward[0], mesh.traffic.messages - forward[1])
 
     return emulate(ring, function, layout, verify)
 

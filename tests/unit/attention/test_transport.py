@@ -26,14 +26,14 @@ def test_what_is_sent_arrives_and_is_counted(dtype, verify):
     sending, receiving = first.exchange(1, x, None), second.exchange(1, None, place)
     assert sending.wait() is None
     assert receiving.wait() is place and torch.equal(place, x)
-    assert (first.traffic.bytes_sent, first.traffic.hops) == (15 * TYPES[dtype], 1)  # a checksum is no traffic of the pattern's
-    assert (second.traffic.bytes_sent, second.traffic.hops) == (0, 0)
+    assert (first.traffic.bytes_sent, first.traffic.messages) == (15 * TYPES[dtype], 1)  # a checksum is no traffic of the pattern's
+    assert (second.traffic.bytes_sent, second.traffic.messages) == (0, 0)
 
 
 def test_nothing_to_send_and_nothing_to_come_is_no_hop():
     ring, _ = pair()
     assert ring.exchange(1, None, None).wait() is None
-    assert (ring.traffic.bytes_sent, ring.traffic.hops, ring.traffic.exposed_seconds) == (0, 0, 0.0)
+    assert (ring.traffic.bytes_sent, ring.traffic.messages, ring.traffic.exposed_seconds) == (0, 0, 0.0)
 
 
 def test_places_count_round_the_ring_both_ways():
