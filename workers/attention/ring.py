@@ -84,6 +84,7 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
         for tile in tiles:
             of_queries = (tile.q_of(x[rows]).flatten(0, 1) for x in (grad, q, out, lse))
             parts = _backward(tile, *of_queries, keys[rows], values[rows], call)
+            call.ring.traffic.scores += tile.pairs * q[rows].shape[0] * q.shape[2]
             dq.add_queries(rows, tile, parts[0])
             dk.add_keys(rows, tile, parts[1])
             dv.add_keys(rows, tile, parts[2])

@@ -16,11 +16,15 @@ class HopCorrupted(RuntimeError):
 
 
 class Traffic:
-    """Counts what this rank sent and how long its computation stood still for it."""
+    """Counts what this rank sent, how long its computation stood still for it, and what it computed.
+
+    ``scores`` are (query, key, head) triples, counted in backward: a forward may run twice.
+    """
 
     def __init__(self):
         self.bytes_sent = 0
         self.messages = 0
+        self.scores = 0
         self.waited = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
