@@ -63,8 +63,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     return measured_flops(device, dtype)
 
 
-def measured_flops(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:
-    """FLOP/s of a product of two size × size matrices with the threads that this process has: the best of ``repeats``."""
+def measured_flops(device: torch.device, dtype: torch.dtype, repeats: int = 3) -> float:
+    """FLOP/s of a product of two square matrices with the threads that this process has: the best of ``repeats``."""
+    size = 4096 if device.type == "cuda" else 512
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(repeats + 1):  # the first warms up

@@ -67,12 +67,13 @@ def ring_forward(q, k, v, extra_k, extra_v, call: Call) -> tuple[torch.Tensor, t
     """out [B, S, H, D] in the type of q and lse [B, S, H] in the accumulators'."""
     result, plain = _Output(q), replace(call, slopes=None)
     for hop, (hop_k, hop_v) in _travel(k, v, call, "forward"):
-        for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
-            for tile in tiles:
-                result.add(rows, tile, *_forward(tile, q[rows], extra_k[rows], extra_v[rows], plain))
-        for rows, tiles in hop.tiles:
-            for tile in tiles:
-                result.add(rows, tile, *_forward(tile, q[rows], hop_k[rows], hop_v[rows], call))
+        with call.ring.traffic.computing(q.device):
+            for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
+                for tile in tiles:
+                    result.add(rows, tile, *_forward(tile, q[rows], extra_k[rows], extra_v[rows], plain))
+            for rows, tiles in hop.tiles:
+                for tile in tiles:
+                    result.add(rows, tile, *_forward(tile, q[rows], hop_k[rows], hop_v[rows], call))
     return result.finish()
 
 
@@ -92,11 +93,12 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
     plain = replace(call, slopes=None)
     returning = None
     for hop, (hop_k, hop_v) in _travel(k, v, call, "backward"):
-        for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
-            add(rows, tiles, extra_k, extra_v, *extra, plain)
         sums = own if hop.distance == 0 else (_Sum(hop_k), _Sum(hop_v)) if hop.received else None
-        for rows, tiles in hop.tiles:
-            add(rows, tiles, hop_k, hop_v, *sums, call)
+        with call.ring.traffic.computing(q.device):
+            for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
+                add(rows, tiles, extra_k, extra_v, *extra, plain)
+            for rows, tiles in hop.tiles:
+                add(rows, tiles, hop_k, hop_v, *sums, call)
         if returning is not None:
             _add_home(*returning, own)
         if hop.distance:

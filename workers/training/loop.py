@@ -12,6 +12,7 @@ from typing import Callable, Iterator
 import torch
 import torch.distributed as dist
 
+from workers import flops
 from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
 from workers.parallel import parallelize
@@ -22,8 +23,9 @@ from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.evaluate import evaluate
 from workers.training.guard import Guard
 from workers.training.loss import token_losses
-from workers.training.meter import JsonLines, Meter, peak_memory
+from workers.training.meter import JsonLines, Meter
 from workers.training.optimizer import build_optimizer, first_non_finite, learning_rate, local_gradients, scale_, squared_norm
+from workers.training.slowdown import SlowSteps
 from workers.training.window import IGNORE, Window
 
 log = logging.getLogger(__name__)
@@ -107,7 +109,8 @@ def train(
     stream = windows(progress.sequences) if windows is not None else None
     saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model)
     guard = Guard(config.skips_in_a_row, progress.skipped_steps)
-    meter = Meter(mesh)
+    meter, slow_steps = Meter(mesh), SlowSteps()
+    peak = flops.peak_flops(mesh.device, job.dtype) * mesh.spec.world
     main = dist.get_rank() == 0
     metrics, evaluations = JsonLines(job.run / "metrics.jsonl"), JsonLines(job.run / "evaluations.jsonl")
     if main:
@@ -164,8 +167,10 @@ def train(
         optimizer.zero_grad()
 
         progress = Progress(step, progress.tokens + round(targets), progress.sequences + config.batch, guard.skipped)
+        samples = meter.samples()
+        slow = slow_steps.add(samples)
         if main:
-            metrics.append(_row(progress, loss, norm, rate, targets, meter, mesh))
+            metrics.append(_row(job, progress, loss, norm, rate, targets, samples, peak, slow))
         stopped = bool(stop) and step < config.steps
         saver.poll()
         if step == config.steps or (config.evaluate_every and step % config.evaluate_every == 0):
@@ -187,7 +192,11 @@ def _take(windows: Iterator[Window] | None, count: int) -> list[Window] | None:
     return [next(windows) for _ in range(count)] if windows is not None else None
 
 
-def _row(progress: Progress, loss: float, norm: float, rate: float, targets: float, meter: Meter, mesh) -> dict:
+def _row(job: Job, progress: Progress, loss: float, norm: float, rate: float, targets: float, samples: list, peak: float, slow: str | None) -> dict:
+    """A step as ``metrics.jsonl`` keeps it. What ranks differ in is the worst rank's: longest wait, highest peak."""
+    seconds = max(s.seconds for s in samples)
+    useful = flops.matmul_flops(job.model, job.training.batch * job.training.context)
+    useful += flops.attention_flops(job.model, sum(s.scores for s in samples))
     return {
         "step": progress.step,
         "time": time.time(),
@@ -195,9 +204,12 @@ def _row(progress: Progress, loss: float, norm: float, rate: float, targets: flo
         "loss": loss,
         "grad_norm": norm,
         "learning_rate": rate,
-        "tokens_per_second": targets / meter.seconds(),
-        "peak_memory_bytes": peak_memory(mesh.device_type),
-        "loader_wait_seconds": meter.loader_wait,
-        "exposed_comm_seconds": meter.exposed_seconds(),
+        "tokens_per_second": targets / seconds,
+        "tokens_per_second_per_rank": targets / seconds / len(samples),
+        "mfu": useful / seconds / peak,
+        "peak_memory_bytes": max(s.memory for s in samples),
+        "loader_wait_seconds": max(s.loading for s in samples),
+        "exposed_comm_seconds": max(s.exposed for s in samples),
         "skipped_steps": progress.skipped_steps,
+        "slow": slow,
     }
