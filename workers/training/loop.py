@@ -15,6 +15,7 @@ import torch.distributed as dist
 from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
 from workers.parallel import parallelize
+from workers.parallel.memory import MemoryConfig
 from workers.training import checkpoint as checkpoints
 from workers.training.batch import receive
 from workers.training.checkpoint import Checkpointer, Progress
@@ -45,6 +46,7 @@ class Job:
     verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
+    memory: MemoryConfig = MemoryConfig()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,12 +70,13 @@ def attention_backend(job: Job, mesh) -> str:
 
 def build_model(job: Job, mesh) -> Decoder:
     """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
+    job.memory.check_device(mesh.device_type)
     with torch.device("meta"):
         model = Decoder(job.model)
     backend = attention_backend(job, mesh)
     if dist.get_rank() == 0:
         log.info("attention: backend %s, layout %s", backend, mesh.layout)
-    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype)
+    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype, memory=job.memory)
     model.to_empty(device=mesh.device)
     model.tie()
     model.init_weights(job.training.seed)
