@@ -52,7 +52,7 @@ def test_recomputation_changes_no_bit_and_selective_sends_nothing_again(world, t
     sent = {}
     for memory in (MemoryConfig(), FULL, SELECTIVE):
         run = tmp_path / memory.recompute
-        sent[memory.recompute] = world.run(traffic_of, ranks=spec.world, run=str(run), memory=memory, **common)
+        sent[memory.recompute] = world.run(traffic_of, timeout=600, ranks=spec.world, run=str(run), memory=memory, **common)
         same_rows(run, tmp_path / "none")
     assert sent["selective"] == sent["none"]
     assert all(again > once for ours, plain in zip(sent["full"], sent["none"]) for again, once in zip(ours, plain))

@@ -29,7 +29,7 @@ def parallelize(
        A single rank has nothing to share; there FSDP is needed only to keep bfloat16 copies of the weights.
     """
     if mesh.spec.tp > 1:
-        apply_tensor_parallel(model, mesh.tp)
+        apply_tensor_parallel(model, mesh.tp, tiled=memory.mlp_tile is not None)
     mesh.ring_transport.verify = verify_ring
     for block in model.layers:
         block.self_attn.mesh = mesh

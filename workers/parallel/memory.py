@@ -12,6 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from workers.attention.tape import Tape
+from workers.parallel.tiles import in_tiles
 
 CHOICES = {
     "recompute": ("none", "full", "selective"),
@@ -60,6 +61,8 @@ class MemoryConfig:
 def apply_memory(model: torch.nn.Module, config: MemoryConfig) -> None:
     """Make the blocks of ``model`` keep what ``config`` says, in place; before FSDP, whose gathering then stays outside."""
     for block in model.layers:
+        if config.mlp_tile is not None:
+            block.mlp.forward = partial(in_tiles, block.mlp, block.mlp.forward, config.mlp_tile)
         if config.recompute != "none":
             block.forward = partial(_recomputed, block.forward, config.recompute == "selective")
 

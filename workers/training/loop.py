@@ -120,7 +120,7 @@ def train(
 
     def held_out_loss() -> None:
         if job.held_out:
-            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out)
+            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk)
             if main:
                 evaluations.append({"step": progress.step, "time": time.time(), "tokens": progress.tokens, **result})
 
@@ -133,7 +133,7 @@ def train(
         for _ in range(config.micro_steps(mesh.spec.dp)):
             with meter.loading():
                 batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
-            head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
+            head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp, chunk=job.memory.loss_chunk)
             micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head)
             micro_loss.backward()
             totals[0] += micro_loss.item() / mesh.spec.tp
