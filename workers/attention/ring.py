@@ -192,6 +192,7 @@ class _Output:
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.out is None:
             self._start()
+        self.lse.exact = True  # every weight of a row is exp(score − lse): where tensors are kept compressed, this one is not
         return self.out.to(self.q.dtype), self.lse
 
     def _start(self):
