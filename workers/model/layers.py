@@ -25,6 +25,7 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx, x, weight, eps):
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        scale.exact = True  # of the whole row, so never kept compressed
         ctx.save_for_backward(x, weight, scale)
         return (wide * scale).mul_(weight).to(x.dtype)
 
