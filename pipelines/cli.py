@@ -303,7 +303,10 @@ def _cpus() -> int:
 
 
 def _mesh_line(mesh) -> str:
-    return f"dp {mesh.dp} × ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout})"
+    stages = f"pp {mesh.pp} × " if mesh.pp > 1 else ""
+    copies = f", {mesh.replicate} copies of the weights" if mesh.replicate > 1 else ""
+    together = f", weights of {mesh.sync_every_blocks} blocks at once" if mesh.sync_every_blocks > 1 else ""
+    return f"dp {mesh.dp} × {stages}ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout}{copies}{together})"
 
 
 @contextlib.contextmanager

@@ -51,8 +51,10 @@ class CorpusConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The mesh's axes; dp -1 takes the workers that the others leave.
+    """The mesh's axes; dp -1 takes the workers that the others leave. pp: pipeline stages.
 
+    replicate: whole copies of the weights, each sharded over dp × cp / replicate ranks; it must divide dp.
+    sync_every_blocks: blocks whose weights and gradients travel in one message; more is for slow networks.
     cp: ranks that share a sequence, in place of ring and ulysses, which are then chosen: ulysses as large as heads and a
     node of ``ranks_per_node`` allow, the rest a ring.
     """
@@ -61,6 +63,9 @@ class MeshConfig:
     ring: int = 1
     ulysses: int = 1
     tp: int = 1
+    pp: int = 1
+    replicate: int = 1
+    sync_every_blocks: int = 1
     cp: int | None = None
     ranks_per_node: int = 8
 
@@ -75,7 +80,7 @@ class MeshConfig:
         ring, ulysses = self.ring, self.ulysses
         if self.cp is not None:
             ring, ulysses = split_context(self.cp, model.heads, model.kv_heads, self.tp, self.ranks_per_node)
-        return MeshSpec(self.dp, ring, ulysses, self.tp, layout)
+        return MeshSpec(self.dp, ring, ulysses, self.tp, layout, self.pp, self.replicate, self.sync_every_blocks)
 
 
 @dataclasses.dataclass(frozen=True)

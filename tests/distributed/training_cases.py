@@ -65,7 +65,7 @@ def run_training(
         if step == die_at:
             raise KeyboardInterrupt("planted")
         if step in nan_at and dist.get_rank() == nan_rank:
-            gradient = decoder.layers[1].mlp.up_proj.weight.grad.to_local()
+            gradient = decoder.get_parameter("layers.1.mlp.up_proj.weight").grad.to_local()
             gradient.view(-1)[0] = torch.nan
 
     leader = mesh.is_leader

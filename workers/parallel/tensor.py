@@ -16,6 +16,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from workers.parallel.pipeline import Elsewhere
+
 
 class ReplicatedWeight(ParallelStyle):
     """The weight is whole on every rank; inputs and outputs stay local. For norms, which work token by token."""
@@ -85,7 +87,9 @@ TILED_PLAN = {
 
 def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh, tiled: bool = False) -> None:
     """Turn the weights of ``model`` into DTensors by the plans above, in place. Sizes must divide (``MeshSpec.check_model``)."""
-    parallelize_module(model, tp_mesh, MODEL_PLAN)
+    # A stage's stand-in for a layer of another stage has no work to plan, at most the embedding's weight that the head shares.
+    plan = {name: VocabularyShards() if isinstance(getattr(model, name), Elsewhere) else style for name, style in MODEL_PLAN.items()}
+    parallelize_module(model, tp_mesh, plan)
     if model.sinusoids is not None:
         parallelize_module(model.sinusoids, tp_mesh, SINUSOIDS)
     model.tie()

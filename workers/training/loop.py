@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -17,17 +16,18 @@ from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
 from workers.parallel import parallelize
 from workers.parallel.memory import MemoryConfig
+from workers.parallel.pipeline import held_twice
 from workers.training import checkpoint as checkpoints
-from workers.training.batch import receive
+from workers.training.batch import Batch, receive
 from workers.training.checkpoint import Checkpointer, Progress
 from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.evaluate import evaluate
 from workers.training.guard import Guard
-from workers.training.loss import token_losses
 from workers.training.meter import JsonLines, Meter
 from workers.training.optimizer import build_optimizer, first_non_finite, learning_rate, local_gradients, scale_, squared_norm
+from workers.training.passes import forward_backward
 from workers.training.slowdown import SlowSteps
-from workers.training.window import IGNORE, Window
+from workers.training.window import Window
 
 log = logging.getLogger(__name__)
 STOP_FILE = "stop"  # its presence in the run folder asks every rank to save and end after the present step
@@ -121,6 +121,12 @@ def train(
         evaluations.cut(progress.step if progress.step else -1)
     loss, stopped = float("nan"), False
 
+    def micro_batches() -> Iterator[Batch]:
+        for _ in range(config.micro_steps(mesh.spec.dp)):
+            with meter.loading():
+                batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
+            yield batch
+
     def held_out_loss() -> None:
         if job.held_out:
             result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk)
@@ -133,17 +139,10 @@ def train(
         step = progress.step + 1
         meter.start()
         totals = torch.zeros(4, dtype=torch.float64)  # loss, targets, squared norm, ranks that saw a request to stop
-        for _ in range(config.micro_steps(mesh.spec.dp)):
-            with meter.loading():
-                batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
-            head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp, chunk=job.memory.loss_chunk)
-            micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, length=batch.length, head=head)
-            micro_loss.backward()
-            totals[0] += micro_loss.item() / mesh.spec.tp
-            totals[1] += (batch.targets != IGNORE).sum().item() / mesh.spec.tp
+        totals[0], totals[1] = forward_backward(model, mesh, micro_batches(), config.micro_steps(mesh.spec.dp), job.memory.loss_chunk)
         if after_backward is not None:
             after_backward(step, model)
-        gradients = local_gradients(model)
+        gradients = local_gradients(model, held_twice(model, mesh))
         totals[2] = squared_norm(gradients)
         totals[3] = (job.run / STOP_FILE).exists() if main else 0
         totals = totals.to(mesh.device)
@@ -161,7 +160,7 @@ def train(
                 group["lr"] = rate
             optimizer.step()
             guard.good()
-        elif guard.skip(step, first_non_finite(gradients)):
+        elif guard.skip(step, first_non_finite(gradients, mesh.pp_rank)):
             saver.finish()
             good, _ = _from_rank_0(job.start)
             if good is not None:
