@@ -155,7 +155,7 @@ def test_a_resume_whose_windows_are_others_goes_on_by_its_tokens_and_says_so(pre
     leave_checkpoint(run, 2, named)
     run = prepared(out="finished", resume=finished)
     assert started(run) == 4 and "the windows are others" not in caplog.text
-    for settings in (["corpus.overlap=3"], ["training.context=16"]):
+    for settings in (["training.context=32"], ["training.context=16", "corpus.overlap=0"]):
         caplog.clear()
         run = prepared(*settings, out="finished", resume=finished)
         plan, tokens = run.data.train, run.job.start()[1].tokens
