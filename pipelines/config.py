@@ -9,8 +9,9 @@ import contextlib
 import dataclasses
 import difflib
 import math
-import re
+import typing
 from pathlib import Path
+from typing import Iterator
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -170,10 +171,7 @@ class Config(BaseModel):
         return config.model_copy(update={"training": dataclasses.replace(config.training, steps=steps)})
 
 
-SECTIONS = {
-    section: {field.name: field for field in dataclasses.fields(info.annotation)}
-    for section, info in Config.model_fields.items() if dataclasses.is_dataclass(info.annotation)
-}  # fmt: skip
+SECTIONS = [section for section, info in Config.model_fields.items() if dataclasses.is_dataclass(info.annotation)]
 # What holds for all stages: another value would let a later stage learn what an earlier one was evaluated on, or start it anew.
 ONE_A_RUN = {"corpus.store", "corpus.held_out", "training.seed", "checkpoint.init", "tracking", "adapter"}
 
@@ -204,24 +202,26 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
     assigned = []
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
-        section, dot, name = (key := key.strip()).partition(".")
-        if not equals or not (dot and name or key == "stages"):
+        *sections, name = key.strip().split(".")
+        if not (equals and all(sections) and (sections and name or name == "stages")):
             raise ValueError(f"--set {assignment!r} is not section.key=value, as in --set training.steps=200")
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ValueError(f"--set {assignment!r}: the value is not valid YAML ({' '.join(str(error).split())[:100]})") from error
-        if key == "stages":
-            tree["stages"] = parsed
-            continue
-        if not isinstance(tree.get(section, {}), dict):
-            raise ValueError(f"section {section!r} is {tree[section]!r}; it must hold keys")
-        tree[section] = {**tree.get(section, {}), name: parsed}
-        assigned.append((section, name))
+        keys = tree
+        for section in sections:
+            if keys.get(section) is None:
+                keys[section] = {}
+            keys = keys[section]
+            if not isinstance(keys, dict):
+                raise ValueError(f"section {section!r} is {keys!r}; it must hold keys")
+        keys[name] = parsed
+        assigned.append([*sections, name])
     stages = tree.pop("stages", [])
     _check_keys(tree)
     _check_stages(stages)
-    for section, name in assigned:
+    for section, name, *_ in (key for key in assigned if key != ["stages"]):
         if stages and all(name in stage.get(section, ()) or (name == "steps" and "tokens" in stage) for stage in stages):
             raise ValueError(
                 f"--set {section}.{name} has no effect, for every stage has its own; change the stages (--set 'stages=[…]'), "
@@ -254,16 +254,17 @@ def _read(source: str) -> dict:
 
 
 def _check_keys(tree: dict) -> None:
-    known = {f"{section}.{name}" for section, fields in SECTIONS.items() for name in fields}
+    known = {name: kind for section in SECTIONS for name, kind in _kinds(section, Config.model_fields[section].annotation)}
     for section, keys in tree.items():
-        for key, value in keys.items():
-            if f"{section}.{key}" not in known:
-                near = difflib.get_close_matches(f"{section}.{key}", known, 1, 0.0)
-                same_name = [name for name in known if name.split(".")[1] == str(key)]
-                raise ValueError(f"unknown configuration key {section}.{key}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
-            numeric = re.search(r"\b(int|float)\b", SECTIONS[section][key].type)
-            if isinstance(value, bool) and numeric:  # which Python takes for 1 and 0
-                raise ValueError(f"{section}.{key} is {str(value).lower()} (as YAML reads yes, no, on and off, too); it must be a number")
+        for name, value in _given(section, keys):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1, 0.0)
+                same_name = [other for other in known if other.split(".")[-1] == name.split(".")[-1]]
+                raise ValueError(f"unknown configuration key {name}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
+            types = _types(known[name])
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, bool) and bool not in types and types & {int, float}:  # Python takes True for 1
+                    raise ValueError(f"{name} is {str(part).lower()} (as YAML reads yes, no, on and off, too); it must be a number")
         if section not in SECTIONS:
             raise ValueError(f"unknown configuration section {section!r}; there are {', '.join(SECTIONS)}")
 
@@ -289,8 +290,32 @@ def _check_stages(stages) -> None:
                 raise ValueError("tokens and training.steps both say how long it is; leave one of them out")
 
 
+def _kinds(prefix: str, section) -> Iterator[tuple[str, object]]:
+    """The keys of a section's dataclass with their types, and those of a dataclass that one of its fields may be, as ``model.rope_scaling.factor``."""
+    for name, kind in typing.get_type_hints(section).items():
+        yield f"{prefix}.{name}", kind
+        for inner in filter(dataclasses.is_dataclass, typing.get_args(kind)):
+            yield from _kinds(f"{prefix}.{name}", inner)
+
+
+def _types(kind) -> set:
+    """The plain types in an annotation: {float, None's, …} for ``tuple[float, ...] | None``."""
+    inner = typing.get_args(kind)
+    return set().union(*map(_types, inner)) if inner else {kind}
+
+
+def _given(prefix: str, keys: dict) -> Iterator[tuple[str, object]]:
+    for key, value in keys.items():
+        yield f"{prefix}.{key}", value
+        if isinstance(value, dict):
+            yield from _given(f"{prefix}.{key}", value)
+
+
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    return f"{'.'.join(str(part) for part in first['loc'])} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{key} is not set, and has no default"
+    return f"{key} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

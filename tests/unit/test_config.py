@@ -1,5 +1,7 @@
 """Defaults < preset or file < --set; what is wrong is answered in one line that names the key, the value and the way out."""
 
+import dataclasses
+
 import pytest
 import yaml
 
@@ -55,7 +57,7 @@ def test_what_is_printed_loads_as_the_same(file):
 
 
 def test_every_section_is_a_frozen_dataclass_whose_docstring_or_name_says_its_keys():
-    assert SECTIONS.keys() == Config.model_fields.keys() - {"stages"}
+    assert set(SECTIONS) == Config.model_fields.keys() - {"stages"}
     for name in SECTIONS:
         assert Config.model_fields[name].annotation.__dataclass_params__.frozen, name
 
@@ -180,12 +182,14 @@ def test_a_batch_that_does_not_divide_names_both_numbers():
 def test_yaml_written_holds_every_key():
     tree = yaml.safe_load(Config().to_yaml())
     assert tree.pop("stages") == []
-    assert {section: keys.keys() for section, keys in tree.items()} == {section: keys.keys() for section, keys in SECTIONS.items()}
+    assert {section: set(keys) for section, keys in tree.items()} == {section: {field.name for field in fields_of(section)} for section in SECTIONS}
 
 
-NUMBERS = [
-    f"{section}.{key}" for section, keys in SECTIONS.items() for key, field in keys.items() if {"int", "float"} & set(field.type.split(" | "))
-]
+def fields_of(section: str):
+    return dataclasses.fields(Config.model_fields[section].annotation)
+
+
+NUMBERS = [f"{section}.{field.name}" for section in SECTIONS for field in fields_of(section) if {"int", "float"} & set(field.type.split(" | "))]
 
 
 @pytest.mark.parametrize("key", NUMBERS)
@@ -198,6 +202,11 @@ def test_yes_and_no_are_no_numbers(key):
 def test_numbers_are_most_of_the_keys_and_switches_still_switch():
     assert len(NUMBERS) > 40 and "training.steps" in NUMBERS and "model.tie_embeddings" not in NUMBERS
     assert load_config(None, ("model.tie_embeddings=yes",)).model.tie_embeddings is True
+    scaling = "model.rope_scaling={rope_type: yarn, factor: 4, original_max_position_embeddings: 64, truncate: no}"
+    assert load_config(None, (scaling,)).model.rope_scaling.truncate is False
+    assert "model.rope_scaling.factor is true (" in refusal(None, scaling, "model.rope_scaling.factor=on")
+    longrope = "{rope_type: longrope, factor: 2, original_max_position_embeddings: 8, short_factor: [1, yes], long_factor: [1, 2]}"
+    assert "model.rope_scaling.short_factor is true (" in refusal(None, f"model.rope_scaling={longrope}", "model.head_dim=4")
 
 
 class TestStages:
