@@ -136,7 +136,7 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
     def train_windows():
         # Called at every start of the worker group: after a failure the data goes on where the checkpoint stands.
         _, done = job.start()
-        left = (job.training.steps - done.step) * job.training.batch
+        left = (job.last_step - done.step) * job.training.batch
         return feed.dataset(data.train, context, mesh.dp, done.sequences, done.sequences + left)
 
     datasets = {"train": train_windows}

@@ -177,7 +177,10 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         out = out or resume or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         prepared = prepare(config, Path(out), Path(resume) if resume else None)
     run = prepared.job.run
-    click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
+    click.echo(f"run {run}\nmodel {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
+    for stage in prepared.stages:
+        job = stage.job
+        click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {_mesh_line(stage.mesh)}", err=True)
     with _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
@@ -228,7 +231,7 @@ def config(source, assignments, as_json, verbose) -> None:
 
     with wrong_input():
         loaded = load_config(source, assignments)
-        loaded.mesh_spec()
+        loaded.check_meshes()
     if source is None:
         click.echo(f"presets: {', '.join(presets())}", err=True)
     _answer(as_json, loaded.model_dump(), loaded.to_yaml().rstrip())

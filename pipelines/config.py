@@ -1,12 +1,14 @@
-"""One configuration tree: defaults < preset or YAML file < ``--set section.key=value``.
+"""One configuration tree: defaults < preset or YAML file < ``--set section.key=value``; ``stages`` change it as a run goes on.
 
 Each section is the dataclass of the room that reads it; nothing is declared twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import math
 import typing
 from pathlib import Path
 from typing import Iterator
@@ -18,7 +20,7 @@ from cluster.launch import ClusterConfig
 from pipelines.paths import read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
-from workers.model.config import ModelConfig
+from workers.model.config import WEIGHTLESS, ModelConfig
 from workers.parallel.memory import MemoryConfig
 from workers.training.config import CheckpointConfig, TrainingConfig
 
@@ -110,7 +112,11 @@ class TrackingConfig:
 
 
 class Config(BaseModel):
-    """Everything a training run is told."""
+    """Everything a training run is told.
+
+    ``stages``: a list, for a context that grows. Each stage changes keys of the sections above it (not of the stage before)
+    and runs for its ``training.steps``, or for ``tokens``: windows × context, whole steps. Its schedule is its own.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -123,14 +129,69 @@ class Config(BaseModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     cluster: ClusterConfig = ClusterConfig()
+    stages: list[dict] = []
 
     def mesh_spec(self) -> MeshSpec:
         """The mesh with its layout, settled for the number of workers. Raises ValueError when it does not fit them."""
         layout = self.model.pattern().best_layout if self.attention.layout == "auto" else self.attention.layout
         return self.mesh.spec(self.model, layout).resolve(self.cluster.workers)
 
+    def each_stage(self) -> list[Config]:
+        """What is in force in each stage, in order; of a run without stages this configuration. Raises ValueError."""
+        found = []
+        for number, stage in enumerate(self.stages, 1):
+            with naming_stage(number, len(self.stages)):
+                found.append(self._with(stage))
+        return found or [self]
+
+    def at(self, step: int) -> Config:
+        """What is in force at a step: the configuration of its stage."""
+        end = 0
+        for stage in self.each_stage():
+            end += stage.training.steps
+            if step <= end:
+                break
+        return stage
+
+    def check_meshes(self) -> None:
+        """Raise ValueError for a stage whose mesh does not fit its workers, model or batch."""
+        for number, stage in enumerate(self.each_stage(), 1):
+            with naming_stage(number, len(self.stages)):
+                mesh = stage.mesh_spec()
+                mesh.check_model(stage.model)
+                stage.training.micro_steps(mesh.dp)
+
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False)
+
+    def _with(self, stage: dict) -> Config:
+        tree = self.model_dump(exclude={"stages"})
+        config = _validated({**tree, **{section: tree[section] | keys for section, keys in stage.items() if section != "tokens"}})
+        if name := self.model.other_weights(config.model):
+            raise ValueError(
+                f"model.{name} is {getattr(config.model, name)} here and {getattr(self.model, name)} above; "
+                f"a stage changes only what has no weights: {', '.join(sorted(WEIGHTLESS))}"
+            )
+        if "tokens" not in stage:
+            return config
+        steps = math.ceil(stage["tokens"] / (config.training.batch * config.training.context))
+        return config.model_copy(update={"training": dataclasses.replace(config.training, steps=steps)})
+
+
+SECTIONS = [section for section, info in Config.model_fields.items() if dataclasses.is_dataclass(info.annotation)]
+# What holds for all stages: another value would let a later stage learn what an earlier one was evaluated on, or start it anew.
+ONE_A_RUN = {"corpus.store", "corpus.held_out", "training.seed", "checkpoint.init", "tracking", "adapter"}
+
+
+@contextlib.contextmanager
+def naming_stage(number: int, count: int):
+    """What is wrong in a stage says in which; a run without stages (count 0) has none to name."""
+    try:
+        yield
+    except ValueError as error:
+        if not count:
+            raise
+        raise ValueError(f"stage {number}: {error}") from error
 
 
 def presets() -> list[str]:
@@ -139,16 +200,17 @@ def presets() -> list[str]:
 
 
 def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config:
-    """The configuration of a preset or a YAML file, changed by ``section.key=value`` assignments.
+    """The configuration of a preset or a YAML file, changed by ``section.key=value`` assignments (or ``stages=[…]``).
 
     Raises ValueError, one line, for a source that does not exist, a key that does not exist (with the nearest one that
-    does) and a value that is not allowed.
+    does), a value that is not allowed, in any stage, and an assignment that every stage overrides.
     """
     tree = _read(source) if source is not None else {}
+    assigned = []
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         *sections, name = key.strip().split(".")
-        if not (equals and all(sections) and sections and name):
+        if not (equals and all(sections) and (sections and name or name == "stages")):
             raise ValueError(f"--set {assignment!r} is not section.key=value, as in --set training.steps=200")
         try:
             parsed = yaml.safe_load(value)
@@ -162,7 +224,22 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
             if not isinstance(keys, dict):
                 raise ValueError(f"section {section!r} is {keys!r}; it must hold keys")
         keys[name] = parsed
+        assigned.append([*sections, name])
+    stages = tree.pop("stages", [])
     _check_keys(tree)
+    _check_stages(stages)
+    for section, name, *_ in (key for key in assigned if key != ["stages"]):
+        if stages and all(name in stage.get(section, ()) or (name == "steps" and "tokens" in stage) for stage in stages):
+            raise ValueError(
+                f"--set {section}.{name} has no effect, for every stage has its own; change the stages (--set 'stages=[…]'), "
+                "or leave them out (--set 'stages=[]')"
+            )
+    config = _validated({**tree, "stages": stages})
+    config.each_stage()
+    return config
+
+
+def _validated(tree: dict) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -178,36 +255,65 @@ def _read(source: str) -> dict:
             hint = f"; did you mean the preset {near[0]}?" if near else ""
             raise ValueError(f"{source!r} is neither a preset ({', '.join(presets())}) nor a file{hint}")
     tree = read_mapping(path)
-    if not all(isinstance(section, dict) for section in tree.values()):
+    if not all(isinstance(section, dict) for name, section in tree.items() if name != "stages"):
         raise ValueError(f"{path} must hold sections of keys, as `ringspan config` prints them")
     return tree
 
 
 def _check_keys(tree: dict) -> None:
-    known = {name for section, info in Config.model_fields.items() for name in _names(section, info.annotation)}
+    known = {name: kind for section in SECTIONS for name, kind in _kinds(section, Config.model_fields[section].annotation)}
     for section, keys in tree.items():
-        for name in _given(section, keys):
+        for name, value in _given(section, keys):
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1, 0.0)
                 same_name = [other for other in known if other.split(".")[-1] == name.split(".")[-1]]
                 raise ValueError(f"unknown configuration key {name}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
-        if section not in Config.model_fields:
-            raise ValueError(f"unknown configuration section {section!r}; there are {', '.join(Config.model_fields)}")
+            types = _types(known[name])
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, bool) and bool not in types and types & {int, float}:  # Python takes True for 1
+                    raise ValueError(f"{name} is {str(part).lower()} (as YAML reads yes, no, on and off, too); it must be a number")
+        if section not in SECTIONS:
+            raise ValueError(f"unknown configuration section {section!r}; there are {', '.join(SECTIONS)}")
 
 
-def _names(prefix: str, section) -> list[str]:
-    """The keys of a section's dataclass, and those of a dataclass that one of its fields may be, as ``model.rope_scaling.factor``."""
-    found = []
+def _check_stages(stages) -> None:
+    if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
+        raise ValueError(f"stages is {stages!r}; it must be a list, each entry with sections of keys, as [{{training: {{steps: 200, context: 8192}}}}]")
+    for number, stage in enumerate(stages, 1):
+        with naming_stage(number, len(stages)):
+            sections = {section: keys for section, keys in stage.items() if section != "tokens"}
+            for section, keys in sections.items():
+                if not isinstance(keys, dict):
+                    raise ValueError(f"{section} is {keys!r}; it must hold keys (or be tokens, the stage's length)")
+            _check_keys(sections)
+            for fixed in ONE_A_RUN:
+                section, _, key = fixed.partition(".")
+                if key in sections.get(section, ()) or (not key and section in sections):
+                    raise ValueError(f"{fixed} holds for the whole run; set it outside the stages")
+            tokens = stage.get("tokens", 1)
+            if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+                raise ValueError(f"tokens is {tokens!r}; it must be a whole number, at least 1, as 4_000_000_000")
+            if "tokens" in stage and "steps" in stage.get("training", ()):
+                raise ValueError("tokens and training.steps both say how long it is; leave one of them out")
+
+
+def _kinds(prefix: str, section) -> Iterator[tuple[str, object]]:
+    """The keys of a section's dataclass with their types, and those of a dataclass that one of its fields may be, as ``model.rope_scaling.factor``."""
     for name, kind in typing.get_type_hints(section).items():
-        found.append(f"{prefix}.{name}")
+        yield f"{prefix}.{name}", kind
         for inner in filter(dataclasses.is_dataclass, typing.get_args(kind)):
-            found += _names(f"{prefix}.{name}", inner)
-    return found
+            yield from _kinds(f"{prefix}.{name}", inner)
 
 
-def _given(prefix: str, keys: dict) -> Iterator[str]:
+def _types(kind) -> set:
+    """The plain types in an annotation: {float, None's, …} for ``tuple[float, ...] | None``."""
+    inner = typing.get_args(kind)
+    return set().union(*map(_types, inner)) if inner else {kind}
+
+
+def _given(prefix: str, keys: dict) -> Iterator[tuple[str, object]]:
     for key, value in keys.items():
-        yield f"{prefix}.{key}"
+        yield f"{prefix}.{key}", value
         if isinstance(value, dict):
             yield from _given(f"{prefix}.{key}", value)
 

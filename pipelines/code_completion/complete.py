@@ -50,11 +50,13 @@ def complete(
     ``context`` is the most tokens of prompt and answer, by default (and at most) the length the run was trained at.
     Raises ValueError for input that is wrong, before the model is loaded.
     """
+    from workers.training.checkpoint import read_progress
+
     run, checkpoint = checkpoint_of(path)
     if not repo.is_dir():
         raise ValueError(f"--repo {repo} is not a folder")
     cursor = parse_cursor(at, repo)
-    config = load_config(str(run / "config.yaml"))
+    config = load_config(str(run / "config.yaml")).at(read_progress(checkpoint).step)
     trained = config.training.context
     if config.model.top_blocks is not None:
         raise ValueError(f"{run} was trained with model.top_blocks, whose choice needs whole blocks of queries: it cannot generate yet")

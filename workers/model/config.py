@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -10,6 +10,11 @@ from workers.attention import Hierarchy, Pattern, TopBlocks
 from workers.model.positions import RopeScaling
 
 POSITIONS = ("rope", "alibi", "sinusoidal", "none")
+# Fields that no weight's shape or meaning hangs on; of the hierarchy's, those that ``other_weights`` compares by themselves.
+WEIGHTLESS = {
+    "norm_eps", "rope_theta", "rope_scaling", "positions", "window", "sinks", "block", "stride",
+    "segment", "summaries", "reach", "pooling", "top_blocks", "top_block_size",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,15 @@ class ModelConfig:
             window=self.window, documents=documents, sinks=self.sinks, block=self.block, stride=self.stride,
             alibi=self.positions == "alibi", hierarchy=hierarchy, top=top,
         )  # fmt: skip
+
+    def other_weights(self, other: "ModelConfig") -> str | None:
+        """The first field because of which weights of ``other`` are none of this model; None when they are."""
+        names = [field.name for field in fields(self) if field.name not in WEIGHTLESS]
+        if self.learns_pooling != other.learns_pooling:
+            names += ["pooling", "segment"]
+        elif self.learns_pooling:
+            names += ["summaries"]
+        return next((name for name in names if getattr(self, name) != getattr(other, name)), None)
 
     @property
     def learns_pooling(self) -> bool:

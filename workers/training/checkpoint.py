@@ -27,12 +27,17 @@ PARTIAL = ".partial"
 
 @dataclass
 class Progress:
-    """Where a run stands. ``sequences`` counts windows of the global order: the next one to read has that number."""
+    """Where a run stands. ``tokens`` counts the targets it has learnt.
+
+    ``sequences`` counts windows of the global order: the next one to read has that number; ``windows`` names the plan whose
+    order that is (a checkpoint of an older version does not say).
+    """
 
     step: int = 0
     tokens: int = 0
     sequences: int = 0
     skipped_steps: int = 0
+    windows: str = ""
 
 
 def checkpoints(folder: Path) -> list[Path]:

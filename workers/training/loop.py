@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -38,6 +38,9 @@ class Job:
     """What every rank of a run is told. ``run`` is a folder that all ranks and the driver share.
 
     ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run.
+    A run of several stages is a job each: ``first_step`` steps were done before this one, from which its schedule and its
+    ``training.steps`` count. ``windows`` names the plan that is read; from a checkpoint that counts others, it is read from
+    ``sequence`` on.
     """
 
     model: ModelConfig
@@ -49,6 +52,13 @@ class Job:
     held_out: int = 0
     resume: Path | None = None
     memory: MemoryConfig = MemoryConfig()
+    first_step: int = 0
+    windows: str = ""
+    sequence: int = 0
+
+    @property
+    def last_step(self) -> int:
+        return self.first_step + self.training.steps
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,7 +72,10 @@ class Job:
     def start(self) -> tuple[Path | None, Progress]:
         """The checkpoint to start from (the run's own latest, else the one it resumes, else none), and where it stands."""
         path = checkpoints.latest(self.checkpoint_folder) or self.resume
-        return path, checkpoints.read_progress(path) if path else Progress()
+        progress = checkpoints.read_progress(path) if path else Progress()
+        if progress.windows != self.windows:
+            progress = replace(progress, windows=self.windows, sequences=self.sequence)
+        return path, progress
 
 
 def attention_backend(job: Job, mesh) -> str:
@@ -92,7 +105,7 @@ def train(
     held_out: Callable[[], Iterator[Window]] | None = None,
     after_backward: Callable[[int, Decoder], None] | None = None,
 ) -> dict:
-    """Train until ``job.training.steps``, or until asked to stop. Called by every rank.
+    """Train until ``job.last_step``, or until asked to stop. Called by every rank.
 
     Args:
         windows: on a group's leader a function that gives its windows, from the group's first one at or after a sequence number
@@ -135,7 +148,7 @@ def train(
 
     if progress.step == 0:
         held_out_loss()
-    while progress.step < config.steps and not stopped:
+    while progress.step < job.last_step and not stopped:
         step = progress.step + 1
         meter.start()
         totals = torch.zeros(4, dtype=torch.float64)  # loss, targets, squared norm, ranks that saw a request to stop
@@ -152,7 +165,7 @@ def train(
         # The gradient so far is of the sum of the losses; the one division makes it that of their mean.
         divisor = max(targets, 1.0)
         loss, norm = loss_sum / divisor, squared**0.5 / divisor
-        rate = learning_rate(config, step)
+        rate = learning_rate(config, step - job.first_step)
         if torch.isfinite(torch.tensor([loss, norm])).all():
             clip = min(1.0, config.clip / (norm + 1e-6)) if config.clip else 1.0
             scale_(gradients, clip / divisor)
@@ -168,16 +181,16 @@ def train(
                 log.warning("step %d: weights and optimizer restored from %s", step, good.name)
         optimizer.zero_grad()
 
-        progress = Progress(step, progress.tokens + round(targets), progress.sequences + config.batch, guard.skipped)
+        progress = Progress(step, progress.tokens + round(targets), progress.sequences + config.batch, guard.skipped, job.windows)
         samples = meter.samples()
         slow = slow_steps.add(samples)
         if main:
             metrics.append(_row(job, progress, loss, norm, rate, targets, samples, peak, slow))
-        stopped = bool(stop) and step < config.steps
+        stopped = bool(stop) and step < job.last_step
         saver.poll()
-        if step == config.steps or (config.evaluate_every and step % config.evaluate_every == 0):
+        if step == job.last_step or (config.evaluate_every and step % config.evaluate_every == 0):
             held_out_loss()  # before the save: a run that resumes at this step has its evaluation
-        if step == config.steps or stopped or (job.checkpoint.every and step % job.checkpoint.every == 0):
+        if step == job.last_step or stopped or (job.checkpoint.every and step % job.checkpoint.every == 0):
             saver.save(progress, model, optimizer)
     saver.finish()
     return {"step": progress.step, "loss": loss, "skipped_steps": guard.skipped, "stopped": stopped, "attention_backend": attention_backend(job, mesh)}

@@ -27,14 +27,21 @@ def build_optimizer(model: torch.nn.Module, config: TrainingConfig) -> torch.opt
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
-    """The rate of optimizer step ``step`` (the first is 1). A function of the step alone, so there is nothing to restore."""
+    """The rate of a stage's optimizer step ``step`` (the first is 1). A function of the step alone, so there is nothing to restore.
+
+    "wsd" is warm-up, stable, decay (Hu et al. 2024, MiniCPM): a run can be prolonged from any checkpoint of its stable part. It
+    falls as 1 − √progress, which ends lower than a line (Hägele et al. 2024, "Scaling laws … beyond fixed training durations").
+    """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.decay == "constant":
         return config.learning_rate
-    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    shape = 1 - progress if config.decay == "linear" else 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    return config.learning_rate * (config.final_ratio + (1 - config.final_ratio) * max(shape, 0.0))
+    first, last = config.warmup_steps, config.steps
+    if config.decay == "wsd":
+        first = max(first, last - round(config.decay_ratio * last))
+    progress = min(max(0, step - first) / max(1, last - first), 1.0)
+    shape = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress)), "wsd": 1 - math.sqrt(progress)}
+    return config.learning_rate * (config.final_ratio + (1 - config.final_ratio) * shape[config.decay])
 
 
 def local_gradients(model: torch.nn.Module, held_twice: tuple[str, ...] = ()) -> list[tuple[str, torch.Tensor, int]]:
