@@ -9,19 +9,28 @@ import torch
 
 from workers.inference.cache import KVCache
 from workers.model import Decoder
+from workers.model.adapter import add_adapters, merge
 from workers.training import checkpoint as checkpoints
 
 PREFILL_TOKENS = 2048  # the most logits and activations that a long prompt ever needs at once
 
 
 def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
-    """The model of a training checkpoint, whole on one device, whatever mesh wrote it."""
+    """The model of a training checkpoint, whole on one device, whatever mesh wrote it; an adapter is merged into its base.
+
+    Raises ValueError when the base of an adapter is gone or has changed.
+    """
+    adapter, base = checkpoints.read_adapter(checkpoint)
+    if base is not None:
+        base.check()
     with torch.device("meta"):
-        model = Decoder(checkpoints.read_model(checkpoint))
+        model = add_adapters(Decoder(checkpoints.read_model(checkpoint)), adapter)
     model.to_empty(device=device)
     model.tie()
+    if base is not None:
+        model.init_weights(base.seed)
     checkpoints.load(checkpoint, model)
-    return model.eval()
+    return merge(model).eval()
 
 
 @torch.no_grad()

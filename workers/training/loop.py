@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
+from workers.model.adapter import AdapterConfig, add_adapters, init_adapters
+from workers.model.base import Base
 from workers.parallel import parallelize
 from workers.training import checkpoint as checkpoints
 from workers.training.batch import receive
@@ -45,11 +47,17 @@ class Job:
     verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
+    adapter: AdapterConfig = AdapterConfig()
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and activations in forward and backward."""
         return torch.bfloat16 if self.training.precision == "bf16" else torch.float32
+
+    @property
+    def base(self) -> Base | None:
+        """The frozen weights of a run that trains an adapter."""
+        return Base.of(None, self.training.seed) if self.adapter.rank is not None else None
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -69,7 +77,7 @@ def attention_backend(job: Job, mesh) -> str:
 def build_model(job: Job, mesh) -> Decoder:
     """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
     with torch.device("meta"):
-        model = Decoder(job.model)
+        model = add_adapters(Decoder(job.model), job.adapter, job.dtype)
     backend = attention_backend(job, mesh)
     if dist.get_rank() == 0:
         log.info("attention: backend %s, layout %s", backend, mesh.layout)
@@ -77,6 +85,7 @@ def build_model(job: Job, mesh) -> Decoder:
     model.to_empty(device=mesh.device)
     model.tie()
     model.init_weights(job.training.seed)
+    init_adapters(model, job.training.seed)
     return model
 
 
@@ -105,7 +114,7 @@ def train(
     if start is not None:
         checkpoints.load(start, model, optimizer)
     stream = windows(progress.sequences) if windows is not None else None
-    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model)
+    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model, job.adapter, job.base)
     guard = Guard(config.skips_in_a_row, progress.skipped_steps)
     meter = Meter(mesh)
     main = dist.get_rank() == 0
