@@ -177,7 +177,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         out = out or resume or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         prepared = prepare(config, Path(out), Path(resume) if resume else None)
     run = prepared.job.run
-    click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
+    click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {_parameters_line(prepared.job)} · record {prepared.uri}", err=True)
     with _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
@@ -304,6 +304,15 @@ def _cpus() -> int:
 
 def _mesh_line(mesh) -> str:
     return f"dp {mesh.dp} × ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout})"
+
+
+def _parameters_line(job) -> str:
+    from workers.model.adapter import count_parameters
+
+    if job.adapter.rank is None:
+        return f"{job.model.parameters:,} parameters"
+    trained, total = count_parameters(job.model, job.adapter)
+    return f"{total:,} parameters, of which {trained:,} train ({trained / total:.2%})"
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from cluster.launch import ClusterConfig
 from pipelines.paths import read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
+from workers.model.adapter import AdapterConfig
 from workers.model.config import ModelConfig
 from workers.training.config import CheckpointConfig, TrainingConfig
 
@@ -108,6 +109,7 @@ class Config(BaseModel):
 
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
     mesh: MeshConfig = MeshConfig()
     attention: AttentionConfig = AttentionConfig()
     training: TrainingConfig = TrainingConfig()

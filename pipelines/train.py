@@ -58,13 +58,16 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     store = TokenStore.open(absolute(config.corpus.store, "corpus.store"))
     model = _model_for(config.model, store)
     mesh.check_model(model)
+    config.adapter.check_model(model)
     checkpoint = _checkpoint(run, resume, config, model, store)
     config = config.model_copy(update={"model": model, "corpus": dataclasses.replace(config.corpus, store=str(store.folder))})
     data = _data(config, store)
     per_group = math.ceil(data.held_out_windows / mesh.dp)
     job = Job(
-        model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, checkpoint
-    )
+        model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, checkpoint,
+        adapter=config.adapter,
+    )  # fmt: skip
+    _check_adapter(checkpoint, job)
     check_backend(job.backend, job.dtype, model.head_dim, model.positions == "alibi")
     return Prepared(config, job, mesh, data, store, absolute_uri(config.tracking.uri) if config.tracking.uri else default_uri(run))
 
@@ -156,6 +159,22 @@ def _checkpoint(run: Path, resume: Path | None, config: Config, model: ModelConf
     if done >= config.training.steps:
         raise ValueError(f"{resume} has done {done} steps already and training.steps is {config.training.steps}; raise it to go on")
     return start
+
+
+def _check_adapter(start: Path | None, job: Job) -> None:
+    """Refuse to go on from a checkpoint with another adapter than its own, or on another base."""
+    if start is None:
+        return
+    adapter, base = checkpoints.read_adapter(start)
+    if (adapter.rank is None) != (job.adapter.rank is None):
+        if adapter.rank is None:
+            raise ValueError(f"{start} has no adapter, but adapter.rank is {job.adapter.rank}; leave it null, or start a new run from an export of this one")
+        raise ValueError(f"{start} is an adapter of rank {adapter.rank}, but adapter.rank is not set; keep it")
+    for name, value in dataclasses.asdict(job.adapter).items():
+        if (was := getattr(adapter, name)) != value:
+            raise ValueError(f"{start} holds another adapter: adapter.{name} is {was} there and {value} here")
+    if base is not None and not base.same_weights(job.base):
+        raise ValueError(f"{start} is an adapter of {base}, here the base is {job.base}")
 
 
 def _check_data(resume: Path, config: Config, same_corpus: bool) -> None:
