@@ -56,7 +56,7 @@ def test_nine_query_heads_on_three_tensor_ranks(world, tmp_path):  # A4
     one_and_mesh(world, tmp_path, MeshSpec(ring=2, tp=3), model=model, adapter=ADAPTER)
 
 
-@pytest.mark.parametrize("changes", [dict(tie_embeddings=True, qk_norm=True), dict(memory=2, segment=16)], ids=["tied", "learnt memory and pooling"])
+@pytest.mark.parametrize("changes", [dict(tie_embeddings=True, qk_norm=True), dict(memory=2, segment=8, window=8)], ids=["tied", "learnt memory and pooling"])
 def test_norms_and_embeddings_train_as_well(world, tmp_path, changes):
     """Few targets, none of them before the first block's attention but v; what no base has trains, too."""
     one_and_mesh(world, tmp_path, MeshSpec(ring=2, tp=2), model=dataclasses.replace(MODEL, **changes), adapter=OPENED)
