@@ -167,14 +167,26 @@ class Checkpointer:
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Read a checkpoint into a model (and optimizer) on whatever mesh they are on. A collective when distributed."""
     state = training_state(model, optimizer)
+    _read(path, state)
+    if optimizer is not None:
+        torch.set_rng_state(state["random"])
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights that a checkpoint holds, whole, by name: all, or those that trained with an adapter."""
+    held = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    state = {name: torch.empty(entry.size) for name, entry in held.items() if name.startswith("model.")}
+    _read(path, state)
+    return {name.removeprefix("model."): value for name, value in state.items()}
+
+
+def _read(path: Path, state: dict[str, torch.Tensor]) -> None:
     with warnings.catch_warnings():  # on one process torch warns that there are no others
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
         except dcp.api.CheckpointException as error:  # not an Exception to Python
             raise ValueError(f"{path} cannot be read: {_one_line(next(iter(error.failures.values()))[0])}") from None
-    if optimizer is not None:
-        torch.set_rng_state(state["random"])
 
 
 def _one_line(error: BaseException) -> str:
