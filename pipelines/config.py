@@ -13,10 +13,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.launch import ClusterConfig
-from pipelines.paths import read_mapping
+from pipelines.paths import absolute, read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
 from workers.model.config import ModelConfig
+from workers.model.huggingface import from_huggingface, read_config
 from workers.training.config import CheckpointConfig, TrainingConfig
 
 PRESETS = Path(__file__).parent / "presets"
@@ -136,6 +137,7 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
     does) and a value that is not allowed.
     """
     tree = _read(source) if source is not None else {}
+    preset = tree.pop("model", {}) if source in presets() else {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         section, dot, name = key.strip().partition(".")
@@ -149,6 +151,7 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
             raise ValueError(f"section {section!r} is {tree[section]!r}; it must hold keys")
         tree[section] = {**tree.get(section, {}), name: parsed}
     _check_keys(tree)
+    tree["model"] = {**_starting_model(tree, preset), **tree.get("model", {})}
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -167,6 +170,17 @@ def _read(source: str) -> dict:
     if not all(isinstance(section, dict) for section in tree.values()):
         raise ValueError(f"{path} must hold sections of keys, as `ringspan config` prints them")
     return tree
+
+
+def _starting_model(tree: dict, preset: dict) -> dict:
+    """The model's keys before those that the user has set: of the model folder that the run starts from, else the preset's."""
+    init = tree.get("checkpoint", {}).get("init")
+    if not isinstance(init, str):
+        return preset
+    if tree.get("model", {}).keys() >= {field.name for field in dataclasses.fields(ModelConfig)}:
+        return {}  # a run's own config.yaml says it all; the folder may be gone by then
+    folder = absolute(init, "checkpoint.init")
+    return dataclasses.asdict(from_huggingface(read_config(folder), str(folder / "config.json")))
 
 
 def _check_keys(tree: dict) -> None:

@@ -8,14 +8,17 @@ from typing import Iterator
 import torch
 
 from workers.inference.cache import KVCache
-from workers.model import Decoder
+from workers.model import Decoder, load_pretrained
+from workers.model.huggingface import is_model_folder
 from workers.training import checkpoint as checkpoints
 
 PREFILL_TOKENS = 2048  # the most logits and activations that a long prompt ever needs at once
 
 
 def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
-    """The model of a training checkpoint, whole on one device, whatever mesh wrote it."""
+    """The model of a training checkpoint, whole on one device, whatever mesh wrote it; or of a model folder."""
+    if is_model_folder(checkpoint):
+        return load_pretrained(checkpoint).to(device).eval()
     with torch.device("meta"):
         model = Decoder(checkpoints.read_model(checkpoint))
     model.to_empty(device=device)

@@ -122,12 +122,15 @@ class Decoder(nn.Module):
         return head(x_BSD, self.lm_head.weight)
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, names: set[str] | None = None) -> None:
         """The same values on every mesh: each parameter is drawn whole from a generator seeded by the run's seed and its name, then sharded.
 
         Normal with deviation 0.02; projections back into the residual stream 0.02 / √(2 · layers) (Radford et al. 2019).
+        ``names`` are those to draw; None is all.
         """
         for name, parameter in self.named_parameters():
+            if names is not None and name not in names:
+                continue
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it looks at 32 bits only
             if parameter.ndim == 1:
                 whole = torch.zeros(parameter.shape) if name.endswith("bias") else torch.ones(parameter.shape)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
+from workers.model.huggingface import load_weights
 from workers.parallel import parallelize
 from workers.training import checkpoint as checkpoints
 from workers.training.batch import receive
@@ -34,7 +35,8 @@ STOP_FILE = "stop"  # its presence in the run folder asks every rank to save and
 class Job:
     """What every rank of a run is told. ``run`` is a folder that all ranks and the driver share.
 
-    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run.
+    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run; ``init``
+    a model folder whose weights a run without any checkpoint starts from.
     """
 
     model: ModelConfig
@@ -45,6 +47,7 @@ class Job:
     verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
+    init: Path | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,7 +70,7 @@ def attention_backend(job: Job, mesh) -> str:
 
 
 def build_model(job: Job, mesh) -> Decoder:
-    """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
+    """The model on this rank's part of the mesh, read or initialised by the seed: meta device → parallelize → materialise → values."""
     with torch.device("meta"):
         model = Decoder(job.model)
     backend = attention_backend(job, mesh)
@@ -76,7 +79,8 @@ def build_model(job: Job, mesh) -> Decoder:
     parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype)
     model.to_empty(device=mesh.device)
     model.tie()
-    model.init_weights(job.training.seed)
+    drawn = load_weights(model, job.init) if job.init is not None else None
+    model.init_weights(job.training.seed, drawn)
     return model
 
 
