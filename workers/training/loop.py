@@ -135,7 +135,7 @@ def train(
             with meter.loading():
                 batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
             head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
-            micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head)
+            micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, length=batch.length, head=head)
             micro_loss.backward()
             totals[0] += micro_loss.item() / mesh.spec.tp
             totals[1] += (batch.targets != IGNORE).sum().item() / mesh.spec.tp
