@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import typing
 from pathlib import Path
+from typing import Iterator
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.launch import ClusterConfig
-from pipelines.paths import read_mapping
+from pipelines.paths import absolute, read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
 from workers.model.adapter import AdapterConfig
 from workers.model.config import ModelConfig
+from workers.model.huggingface import from_huggingface, read_config
 from workers.training.config import CheckpointConfig, TrainingConfig
 
 PRESETS = Path(__file__).parent / "presets"
@@ -138,19 +141,26 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
     does) and a value that is not allowed.
     """
     tree = _read(source) if source is not None else {}
+    preset = tree.pop("model", {}) if source in presets() else {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
-        section, dot, name = key.strip().partition(".")
-        if not (equals and dot and name):
+        *sections, name = key.strip().split(".")
+        if not (equals and all(sections) and sections and name):
             raise ValueError(f"--set {assignment!r} is not section.key=value, as in --set training.steps=200")
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ValueError(f"--set {assignment!r}: the value is not valid YAML ({' '.join(str(error).split())[:100]})") from error
-        if not isinstance(tree.get(section, {}), dict):
-            raise ValueError(f"section {section!r} is {tree[section]!r}; it must hold keys")
-        tree[section] = {**tree.get(section, {}), name: parsed}
+        keys = tree
+        for section in sections:
+            if keys.get(section) is None:
+                keys[section] = {}
+            keys = keys[section]
+            if not isinstance(keys, dict):
+                raise ValueError(f"section {section!r} is {keys!r}; it must hold keys")
+        keys[name] = parsed
     _check_keys(tree)
+    tree["model"] = {**_starting_model(tree, preset), **tree.get("model", {})}
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -171,20 +181,51 @@ def _read(source: str) -> dict:
     return tree
 
 
+def _starting_model(tree: dict, preset: dict) -> dict:
+    """The model's keys before those that the user has set: of the model folder that the run starts from, else the preset's."""
+    init = tree.get("checkpoint", {}).get("init")
+    if not isinstance(init, str):
+        return preset
+    if tree.get("model", {}).keys() >= {field.name for field in dataclasses.fields(ModelConfig)}:
+        return {}  # a run's own config.yaml says it all; the folder may be gone by then
+    folder = absolute(init, "checkpoint.init")
+    return dataclasses.asdict(from_huggingface(read_config(folder), str(folder / "config.json")))
+
+
 def _check_keys(tree: dict) -> None:
-    known = {f"{section}.{field.name}" for section, info in Config.model_fields.items() for field in dataclasses.fields(info.annotation)}
+    known = {name for section, info in Config.model_fields.items() for name in _names(section, info.annotation)}
     for section, keys in tree.items():
-        for key in keys:
-            if f"{section}.{key}" not in known:
-                near = difflib.get_close_matches(f"{section}.{key}", known, 1, 0.0)
-                same_name = [name for name in known if name.split(".")[1] == str(key)]
-                raise ValueError(f"unknown configuration key {section}.{key}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
+        for name in _given(section, keys):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1, 0.0)
+                same_name = [other for other in known if other.split(".")[-1] == name.split(".")[-1]]
+                raise ValueError(f"unknown configuration key {name}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
         if section not in Config.model_fields:
             raise ValueError(f"unknown configuration section {section!r}; there are {', '.join(Config.model_fields)}")
+
+
+def _names(prefix: str, section) -> list[str]:
+    """The keys of a section's dataclass, and those of a dataclass that one of its fields may be, as ``model.rope_scaling.factor``."""
+    found = []
+    for name, kind in typing.get_type_hints(section).items():
+        found.append(f"{prefix}.{name}")
+        for inner in filter(dataclasses.is_dataclass, typing.get_args(kind)):
+            found += _names(f"{prefix}.{name}", inner)
+    return found
+
+
+def _given(prefix: str, keys: dict) -> Iterator[str]:
+    for key, value in keys.items():
+        yield f"{prefix}.{key}"
+        if isinstance(value, dict):
+            yield from _given(f"{prefix}.{key}", value)
 
 
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    return f"{'.'.join(str(part) for part in first['loc'])} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{key} is not set, and has no default"
+    return f"{key} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

@@ -59,6 +59,8 @@ def _distribute(module, device_mesh, placement):
 
 
 SEQUENCE = Shard(1)
+# The table is made of the tokens that a rank holds between blocks.
+SINUSOIDS = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(SEQUENCE,), use_local_output=True)
 
 MODEL_PLAN = {
     "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
@@ -89,6 +91,8 @@ BLOCK_PLAN = {
 def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> None:
     """Turn the weights of ``model`` into DTensors by the plans above, in place. Sizes must divide (``MeshSpec.check_model``)."""
     parallelize_module(model, tp_mesh, MODEL_PLAN)
+    if model.sinusoids is not None:
+        parallelize_module(model.sinusoids, tp_mesh, SINUSOIDS)
     model.tie()
     for block in model.layers:
         parallelize_module(block, tp_mesh, BLOCK_PLAN)

@@ -40,7 +40,7 @@ def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Windo
     for _ in range(count):
         batch = receive([next(windows)] if windows is not None else None, mesh, context, model.config.pattern)
         head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
-        _, losses = model(batch.tokens, batch.positions, batch.pattern, head=head)
+        _, losses = model(batch.tokens, batch.positions, batch.pattern, length=batch.length, head=head)
         valid = batch.targets != IGNORE
         bucket = torch.bucketize(batch.positions[valid], boundaries, right=True)
         totals[0].scatter_add_(0, bucket, losses[valid].double())

@@ -16,6 +16,7 @@ from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
 from workers.model.adapter import AdapterConfig, add_adapters, init_adapters
 from workers.model.base import Base
+from workers.model.huggingface import load_weights
 from workers.parallel import parallelize
 from workers.training import checkpoint as checkpoints
 from workers.training.batch import receive
@@ -36,7 +37,8 @@ STOP_FILE = "stop"  # its presence in the run folder asks every rank to save and
 class Job:
     """What every rank of a run is told. ``run`` is a folder that all ranks and the driver share.
 
-    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run.
+    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run; ``init``
+    a model folder whose weights a run without any checkpoint starts from.
     """
 
     model: ModelConfig
@@ -47,6 +49,7 @@ class Job:
     verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
+    init: Path | None = None
     adapter: AdapterConfig = AdapterConfig()
 
     @property
@@ -57,7 +60,7 @@ class Job:
     @property
     def base(self) -> Base | None:
         """The frozen weights of a run that trains an adapter."""
-        return Base.of(None, self.training.seed) if self.adapter.rank is not None else None
+        return Base.of(self.init, self.training.seed) if self.adapter.rank is not None else None
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -75,7 +78,7 @@ def attention_backend(job: Job, mesh) -> str:
 
 
 def build_model(job: Job, mesh) -> Decoder:
-    """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
+    """The model on this rank's part of the mesh, read or initialised by the seed: meta device → parallelize → materialise → values."""
     with torch.device("meta"):
         model = add_adapters(Decoder(job.model), job.adapter, job.dtype)
     backend = attention_backend(job, mesh)
@@ -84,7 +87,8 @@ def build_model(job: Job, mesh) -> Decoder:
     parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype)
     model.to_empty(device=mesh.device)
     model.tie()
-    model.init_weights(job.training.seed)
+    drawn = load_weights(model, job.init) if job.init is not None else None
+    model.init_weights(job.training.seed, drawn)
     init_adapters(model, job.training.seed)
     return model
 
@@ -140,7 +144,7 @@ def train(
             with meter.loading():
                 batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
             head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
-            micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head)
+            micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, length=batch.length, head=head)
             micro_loss.backward()
             totals[0] += micro_loss.item() / mesh.spec.tp
             totals[1] += (batch.targets != IGNORE).sum().item() / mesh.spec.tp

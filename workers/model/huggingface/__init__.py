@@ -4,11 +4,11 @@
 and out of it.
 """
 
-from workers.model.huggingface.config import from_huggingface, is_model_folder, read_config, to_huggingface
+from workers.model.huggingface.config import CONTEXT, from_huggingface, is_model_folder, read_config, to_huggingface
 from workers.model.huggingface.folder import CARRIED, FolderTensors, new_folder, write_folder
-from workers.model.huggingface.weights import check_weights, load_pretrained, load_weights, model_tensors, save_pretrained
+from workers.model.huggingface.weights import check_sizes, check_weights, load_pretrained, load_weights, model_tensors, save_pretrained
 
 __all__ = [
-    "CARRIED", "FolderTensors", "check_weights", "from_huggingface", "is_model_folder", "load_pretrained", "load_weights",
-    "model_tensors", "new_folder", "read_config", "save_pretrained", "to_huggingface", "write_folder",
+    "CARRIED", "CONTEXT", "FolderTensors", "check_sizes", "check_weights", "from_huggingface", "is_model_folder", "load_pretrained",
+    "load_weights", "model_tensors", "new_folder", "read_config", "save_pretrained", "to_huggingface", "write_folder",
 ]  # fmt: skip

@@ -128,11 +128,11 @@ def _supported() -> str:
 
 def _kind(raw: dict, where: str) -> str:
     """The model type, from ``architectures`` where it is given: a model type also names classifiers and the like."""
-    named = raw.get("architectures") or [ARCHITECTURES.get(raw.get("model_type"), raw.get("model_type"))]
-    for kind, architecture in ARCHITECTURES.items():
-        if named == [architecture] and raw.get("model_type", kind) == kind:
-            return kind
-    asked = ", ".join(map(str, named)) + (f" (model_type {raw['model_type']})" if "model_type" in raw else "")
+    kind = raw.get("model_type")
+    named = raw.get("architectures") or [ARCHITECTURES.get(kind, kind)]
+    if kind in ARCHITECTURES and named == [ARCHITECTURES[kind]]:
+        return kind
+    asked = f"{', '.join(map(str, named))} (model_type {kind})"
     raise ValueError(f"{where}: the architecture {asked} is not supported; supported are {_supported()}")
 
 

@@ -139,6 +139,7 @@ def write_folder(
                 files[name] = file
         if folder is not None:
             save_file(shard, folder / file, metadata={"format": "pt"})
+            (folder / file).chmod(0o644)  # the library lets only its user read it
     if folder is None:
         return
     if len(shards) > 1:

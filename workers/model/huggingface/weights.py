@@ -15,7 +15,8 @@ from workers.model.decoder import Decoder
 from workers.model.huggingface.config import from_huggingface, read_config, to_huggingface
 from workers.model.huggingface.folder import SHARD_BYTES, FolderTensors, Sizes, new_folder, write_folder
 
-BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")  # what old versions of transformers saved beside the weights
+BUFFERS = "rotary_emb.inv_freq"  # what old versions of transformers saved beside the weights
+OURS_ALONE = ("self_attn.memory_k", "self_attn.memory_v", "self_attn.pool")  # learnt by models that see otherwise; no file has them
 
 
 def their_name(name: str) -> str:
@@ -24,27 +25,40 @@ def their_name(name: str) -> str:
 
 
 def check_weights(folder: Path, config: ModelConfig) -> FolderTensors:
-    """The folder's tensors, if they are those of this model. Raises ValueError that names the first that is missing, unknown or misshapen."""
+    """The folder's tensors, if they are those of this model (see ``check_sizes``); headers are read, no weights."""
     tensors = FolderTensors(folder)
+    check_sizes(tensors.sizes, config, folder)
+    return tensors
+
+
+def check_sizes(sizes: Sizes, config: ModelConfig, where: Path) -> None:
+    """Raise ValueError that names the first tensor that is missing, unknown or misshapen for this model."""
     with torch.device("meta"):
         model = Decoder(config)
     wanted = {their_name(name): tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name, shape in wanted.items():
-        if name not in tensors.sizes:
-            raise ValueError(f"{folder} has no tensor {name}, which this model needs")
-        if tensors.sizes[name][0] != shape:
-            raise ValueError(f"{folder}: tensor {name} is {list(tensors.sizes[name][0])}; this model needs {list(shape)}")
-    for name in tensors.sizes.keys() - wanted.keys():
+        if name.endswith(OURS_ALONE):
+            continue
+        if name not in sizes:
+            raise ValueError(f"{where} has no tensor {name}, which this model needs")
+        if sizes[name][0] != shape:
+            raise ValueError(f"{where}: tensor {name} is {list(sizes[name][0])}; this model needs {list(shape)}")
+    for name in sorted(sizes.keys() - wanted.keys()):
         if not name.endswith(BUFFERS) and not (name == "lm_head.weight" and config.tie_embeddings):
-            raise ValueError(f"{folder} has a tensor {name}, which this model has no place for")
-    return tensors
+            raise ValueError(f"{where} has a tensor {name}, which this model has no place for")
 
 
 @torch.no_grad()
-def load_weights(model: Decoder, folder: Path) -> None:
-    """Fill the parameters of a materialised model from a model folder, tensor by tensor; a rank reads only the part that it holds."""
-    tensors = check_weights(folder, model.config)
+def load_weights(model: Decoder, folder: Path) -> set[str]:
+    """Fill the parameters of a materialised model from a model folder, tensor by tensor; a rank reads only the part that it holds.
+
+    Returns the names of those that no file has: learnt keys and pooling vectors, an adapter's.
+    """
+    tensors, left = check_weights(folder, model.config), set()
     for name, parameter in model.named_parameters():
+        if their_name(name) not in tensors.sizes:
+            left.add(name)
+            continue
         if not isinstance(parameter, DTensor):
             parameter.copy_(tensors.read(their_name(name)))
             continue
@@ -53,6 +67,7 @@ def load_weights(model: Decoder, folder: Path) -> None:
         assert shape == tuple(local.shape), (name, shape, local.shape)
         if local.numel():
             local.copy_(tensors.read(their_name(name), tuple(slice(start, start + size) for start, size in zip(offset, shape))))
+    return left
 
 
 def load_pretrained(folder: Path, mesh=None, **layout) -> Decoder:
