@@ -19,6 +19,20 @@ from torch.distributed.tensor.parallel import (
 from workers.parallel.pipeline import Elsewhere
 
 
+class ColumnShards(ColwiseParallel):
+    """A projection split by its outputs; of an adapter (``workers.model.adapter``) B is split as it is, A whole."""
+
+    def _partition_linear_fn(self, name, module, device_mesh):
+        _distribute(module, device_mesh, Replicate() if name == "lora_A" else Shard(0))
+
+
+class RowShards(RowwiseParallel):
+    """A projection split by its inputs; of an adapter A is split as it is, B whole."""
+
+    def _partition_linear_fn(self, name, module, device_mesh):
+        _distribute(module, device_mesh, Replicate() if name == "lora_B" else Shard(1))
+
+
 class ReplicatedWeight(ParallelStyle):
     """The weight is whole on every rank; inputs and outputs stay local. For norms, which work token by token."""
 
@@ -44,7 +58,7 @@ def _shard_rows(name, module, device_mesh):
 def _distribute(module, device_mesh, placement):
     for name, parameter in module.named_parameters(recurse=False):
         sharded = distribute_tensor(parameter, device_mesh, [placement], src_data_rank=None)
-        module.register_parameter(name, nn.Parameter(sharded))
+        module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
 
 
 SEQUENCE = Shard(1)
@@ -63,17 +77,17 @@ BLOCK_PLAN = {
     "self_attn": PrepareModuleInput(
         input_layouts=(SEQUENCE, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
     ),
-    "self_attn.q_proj": ColwiseParallel(),
-    "self_attn.k_proj": ColwiseParallel(),
-    "self_attn.v_proj": ColwiseParallel(),
+    "self_attn.q_proj": ColumnShards(),
+    "self_attn.k_proj": ColumnShards(),
+    "self_attn.v_proj": ColumnShards(),
     "self_attn.q_norm": ReplicatedWeight(),
     "self_attn.k_norm": ReplicatedWeight(),
-    "self_attn.o_proj": RowwiseParallel(output_layouts=SEQUENCE),
+    "self_attn.o_proj": RowShards(output_layouts=SEQUENCE),
     "post_attention_layernorm": ReplicatedWeight(),
     "mlp": PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),)),
-    "mlp.gate_proj": ColwiseParallel(),
-    "mlp.up_proj": ColwiseParallel(),
-    "mlp.down_proj": RowwiseParallel(output_layouts=SEQUENCE),
+    "mlp.gate_proj": ColumnShards(),
+    "mlp.up_proj": ColumnShards(),
+    "mlp.down_proj": RowShards(output_layouts=SEQUENCE),
 }
 
 # A feed-forward layer that runs on tiles (``workers.parallel.tiles``) sums over ranks once, not for every tile.

@@ -14,6 +14,9 @@ import torch.distributed as dist
 from workers import flops
 from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
+from workers.model.adapter import AdapterConfig, add_adapters, init_adapters
+from workers.model.base import Base
+from workers.model.huggingface import load_weights
 from workers.parallel import parallelize
 from workers.parallel.memory import MemoryConfig
 from workers.parallel.pipeline import held_twice
@@ -37,7 +40,8 @@ STOP_FILE = "stop"  # its presence in the run folder asks every rank to save and
 class Job:
     """What every rank of a run is told. ``run`` is a folder that all ranks and the driver share.
 
-    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run.
+    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run; ``init``
+    a model folder whose weights a run without any checkpoint starts from.
     A run of several stages is a job each: ``first_step`` steps were done before this one, from which its schedule and its
     ``training.steps`` count. ``windows`` names the plan that is read; from a checkpoint that counts others, it is read from
     ``sequence`` on.
@@ -51,6 +55,8 @@ class Job:
     verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
+    init: Path | None = None
+    adapter: AdapterConfig = AdapterConfig()
     memory: MemoryConfig = MemoryConfig()
     first_step: int = 0
     windows: str = ""
@@ -64,6 +70,11 @@ class Job:
     def dtype(self) -> torch.dtype:
         """Of weights and activations in forward and backward."""
         return torch.bfloat16 if self.training.precision == "bf16" else torch.float32
+
+    @property
+    def base(self) -> Base | None:
+        """The frozen weights of a run that trains an adapter."""
+        return Base.of(self.init, self.training.seed) if self.adapter.rank is not None else None
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -84,17 +95,19 @@ def attention_backend(job: Job, mesh) -> str:
 
 
 def build_model(job: Job, mesh) -> Decoder:
-    """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
+    """The model on this rank's part of the mesh, read or initialised by the seed: meta device → parallelize → materialise → values."""
     job.memory.check_device(mesh.device_type)
     with torch.device("meta"):
-        model = Decoder(job.model)
+        model = add_adapters(Decoder(job.model), job.adapter, job.dtype)
     backend = attention_backend(job, mesh)
     if dist.get_rank() == 0:
         log.info("attention: backend %s, layout %s", backend, mesh.layout)
     parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype, memory=job.memory)
     model.to_empty(device=mesh.device)
     model.tie()
-    model.init_weights(job.training.seed)
+    drawn = load_weights(model, job.init) if job.init is not None else None
+    model.init_weights(job.training.seed, drawn)
+    init_adapters(model, job.training.seed)
     return model
 
 
@@ -123,7 +136,7 @@ def train(
     if start is not None:
         checkpoints.load(start, model, optimizer)
     stream = windows(progress.sequences) if windows is not None else None
-    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model)
+    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model, job.adapter, job.base)
     guard = Guard(config.skips_in_a_row, progress.skipped_steps)
     meter, slow_steps = Meter(mesh), SlowSteps()
     peak = flops.peak_flops(mesh.device, job.dtype) * mesh.spec.world

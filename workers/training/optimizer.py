@@ -12,9 +12,10 @@ from workers.training.config import TrainingConfig
 
 
 def build_optimizer(model: torch.nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """Fused AdamW; matrices decay, norms and biases do not. Its state exists from the start, so a checkpoint can be loaded into it."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    """Fused AdamW over what trains; matrices decay, norms and biases do not. Its state exists from the start, so a checkpoint can be loaded into it."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
     for parameter in matrices + vectors:

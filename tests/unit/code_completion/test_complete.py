@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pipelines.code_completion.complete import checkpoint_of, complete
+from pipelines.code_completion.complete import complete
 from pipelines.config import load_config
+from pipelines.models.source import checkpoint_of
 from pipelines.train import _write_run_folder, prepare
 from workers.inference import generate as generation
 from workers.mesh import MeshSpec
