@@ -60,6 +60,10 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     mesh.check_model(model)
     checkpoint = _checkpoint(run, resume, config, model, store)
     config = config.model_copy(update={"model": model, "corpus": dataclasses.replace(config.corpus, store=str(store.folder))})
+    if config.memory.offload_folder is not None:
+        folder = absolute(config.memory.offload_folder, "memory.offload_folder")
+        check_folder(folder, "memory.offload_folder")
+        config = config.model_copy(update={"memory": dataclasses.replace(config.memory, offload_folder=str(folder))})
     data = _data(config, store)
     per_group = math.ceil(data.held_out_windows / mesh.dp)
     job = Job(

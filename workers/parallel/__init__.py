@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from workers.model.decoder import Decoder
 from workers.parallel.memory import MemoryConfig, apply_memory
@@ -26,7 +26,8 @@ def parallelize(
     4. Data: FSDP2 over dp × cp, one unit a block, so that context ranks share weights and optimizer state as well.
        Gradients are **summed**: the loss is a sum over tokens, and the step divides once by the global count of targets.
        Blocks give their whole weights back after forward, unless the model is small (``SMALL_MODEL_BYTES``).
-       A single rank has nothing to share; there FSDP is needed only to keep bfloat16 copies of the weights.
+       A single rank has nothing to share; there FSDP is needed only to keep bfloat16 copies of the weights, or to bring them
+       from the host, where it keeps them and their gradients if the optimizer is there.
     """
     if mesh.spec.tp > 1:
         apply_tensor_parallel(model, mesh.tp, tiled=memory.mlp_tile is not None)
@@ -35,15 +36,17 @@ def parallelize(
         block.self_attn.mesh = mesh
         block.self_attn.backend = backend
     apply_memory(model, memory)
-    if mesh.spec.world == 1 and dtype == torch.float32:
+    on_host = memory.optimizer == "host"
+    if mesh.spec.world == 1 and dtype == torch.float32 and not on_host:
         return model
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
         # Inputs are left as they come: FSDP would cast the rotary table, too, and positions do not survive bfloat16.
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if on_host else OffloadPolicy()
     large = sum(p.numel() * p.element_size() for p in model.parameters()) > SMALL_MODEL_BYTES
     for unit in (*model.layers, model):
-        fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=large)
+        fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy, offload_policy=offload, reshard_after_forward=large)
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
     return model
