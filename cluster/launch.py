@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from cluster import feed
 from workers.attention.block import BACKENDS
 from workers.mesh import MeshSpec
+from workers.parallel.memory import grow_segments
 from workers.training import checkpoint as checkpoints
 from workers.training.guard import Diverged
 from workers.training.loop import STOP_FILE, Job, train
@@ -230,6 +231,7 @@ def _rank(arguments: dict) -> dict:
     _log_to_file(job.run / "logs" / f"rank-{context.get_world_rank()}.log")
     device = "cuda" if torch.cuda.is_available() and ray.get_gpu_ids() else "cpu"
     if device == "cuda":
+        grow_segments()
         torch.cuda.set_device(ray.train.torch.get_device())
     else:
         torch.set_num_threads(arguments["threads"])

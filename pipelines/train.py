@@ -108,10 +108,14 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
 def _stage(config: Config, run: Path, start: Path | None, init: Path | None, first_step: int, store: TokenStore) -> Stage:
     mesh, data = config.mesh_spec(), _data(config, store)
     config.adapter.check_model(config.model)
+    memory = config.memory
+    if memory.offload_folder is not None:
+        memory = dataclasses.replace(memory, offload_folder=str(absolute(memory.offload_folder, "memory.offload_folder")))
+        check_folder(Path(memory.offload_folder), "memory.offload_folder")
     per_group = math.ceil(data.held_out_windows / mesh.dp)
     job = Job(
         config.model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, start, init,
-        adapter=config.adapter, memory=config.memory, first_step=first_step, windows=data.train.fingerprint,
+        adapter=config.adapter, memory=memory, first_step=first_step, windows=data.train.fingerprint,
     )  # fmt: skip
     check_backend(job.backend, job.dtype, job.model.head_dim, job.model.positions == "alibi")
     return Stage(job, mesh, data, config.cluster)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from workers.model.decoder import Decoder
 from workers.parallel.memory import MemoryConfig, apply_memory
@@ -31,7 +31,8 @@ def parallelize(
        Every micro-step reduces into the sharded gradient: to wait for the last would save messages, but keep the whole
        model's gradient on each rank. Between copies that price is not due, so there only the last micro-step reduces.
        Blocks give their whole weights back after forward, unless the model is small (``SMALL_MODEL_BYTES``).
-       A single rank has nothing to share; there FSDP is needed only to keep bfloat16 copies of the weights.
+       A single rank has nothing to share; there FSDP is needed only to keep bfloat16 copies of the weights, or to bring them
+       from the host, where it keeps them and their gradients if the optimizer is there.
     """
     keep_stage(model, mesh)
     model.activation_dtype = dtype
@@ -42,16 +43,18 @@ def parallelize(
         block.self_attn.mesh = mesh
         block.self_attn.backend = backend
     apply_memory(model, memory)
-    if mesh.spec.world == 1 and dtype == torch.float32:
+    on_host = memory.optimizer == "host"
+    if mesh.spec.world == 1 and dtype == torch.float32 and not on_host:
         return model
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
         # Inputs are left as they come: FSDP would cast the rotary table, too, and positions do not survive bfloat16.
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if on_host else OffloadPolicy()
     large = sum(p.numel() * p.element_size() for p in model.parameters()) > SMALL_MODEL_BYTES
     blocks, together = list(model.layers), mesh.spec.sync_every_blocks
     for unit in (*(blocks[first : first + together] for first in range(0, len(blocks), together)), [model]):
-        fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=large)
+        fully_shard(unit, mesh=mesh.fsdp, mp_policy=policy, offload_policy=offload, reshard_after_forward=large)
         unit[0].set_gradient_divide_factor(1.0)
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
     return model

@@ -40,7 +40,7 @@ class Keeper:
     @contextlib.contextmanager
     def block(self, first: bool, left: Iterable[torch.Tensor]):
         """Inside, a block runs forward; ``left`` are tensors to leave alone. ``first`` of the blocks of a forward pass."""
-        self._left = {_local(x).untyped_storage()._cdata for x in left}
+        self._left = {(x._local_tensor if isinstance(x, DTensor) else x).untyped_storage()._cdata for x in left}
         self._shelf = Shelf(None if first else self._shelf)
         try:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
@@ -110,10 +110,6 @@ class Shelf:
         for parcel in before.parcels if before is not None else ():
             if parcel() is not None:
                 parcel().fetch()
-
-
-def _local(x: torch.Tensor) -> torch.Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def compressed(x_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ Every switch stands alone and combines with the others on every mesh. None chang
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,6 +61,13 @@ class MemoryConfig:
             for name, instead in (("offload", "; disk or none can be used there"), ("optimizer", "; use device")):
                 if getattr(self, name) == "host":
                     raise ValueError(f"memory.{name} is 'host', but this run is on CPUs, whose memory that is already{instead}")
+
+
+def grow_segments() -> None:
+    """Let CUDA's allocator grow its segments in place: lengths that change leave no holes. Before the first allocation; what
+    the environment says of the allocator stands."""
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def apply_memory(model: torch.nn.Module, config: MemoryConfig) -> None:

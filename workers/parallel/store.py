@@ -95,6 +95,8 @@ class DiskStore(Store):
     elsewhere = True
 
     def __init__(self, folder: str | None):
+        if folder is not None:
+            os.makedirs(folder, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=folder)
         self._end = 0
         self.pool = _Pool(self._extend)

@@ -103,7 +103,7 @@ def build_model(job: Job, mesh) -> Decoder:
     if dist.get_rank() == 0:
         log.info("attention: backend %s, layout %s", backend, mesh.layout)
     parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype, memory=job.memory)
-    model.to_empty(device=mesh.device)
+    model.to_empty(device="cpu" if job.memory.optimizer == "host" else mesh.device)
     model.tie()
     drawn = load_weights(model, job.init) if job.init is not None else None
     model.init_weights(job.training.seed, drawn)
