@@ -56,4 +56,4 @@ def test_every_rank_knows_how_long_a_document_is(world):
         for document in documents[row].unique():
             mine = documents[row] == document
             assert (length[row, mine] == positions[row, mine].max() + 1).all()
-    assert length.unique().numel() > 4
+    assert length.unique().numel() > 2
