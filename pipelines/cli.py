@@ -327,6 +327,34 @@ def bench_attention(out, as_json, verbose, **options) -> None:
         raise Stop(f"{len(result['failed'])} of {len(cases)} cases failed; the first, {first['case']}: {first['error']}", FAILED)
 
 
+@bench.command("positions", epilog="Example: ringspan bench positions --store corpora/project --out bench")
+@click.option("--store", metavar="FOLDER", help="A token store to learn from; by default the bytes of this Python's standard library.")
+@click.option("--context", default=256, show_default=True, help="L, the tokens that the models are trained at.")
+@click.option("--multiples", default="1,2,4,8,16", show_default=True, metavar="N,...", help="Multiples of L at which they are scored.")
+@click.option("--steps", default=800, show_default=True, help="Training steps of each model.")
+@click.option("--batch", default=8, show_default=True, help="Sequences of a step.")
+@click.option("--dim", default=128, show_default=True)
+@click.option("--layers", default=4, show_default=True)
+@click.option("--windows", default=16, show_default=True, help="Most documents that are held out for scoring.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--quick", is_flag=True, help="The smallest sizes, in place of those given: seconds, to see that it runs.")
+@click.option("--out", metavar="FOLDER", help="Write positions.json and positions.png there.")
+@json_option
+@verbose_option
+def bench_positions(out, as_json, verbose, **options) -> None:
+    """Accuracy of rotary positions up to ten million tokens, and position encodings beyond the trained length."""
+    from pipelines.bench.positions import Options, prepare, run, table
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        experiment, text = prepare(Options(**options))
+        if out is not None:
+            out = absolute(out, "--out")
+            check_folder(out, "--out")
+    result = run(experiment, text, out, say=lambda line: click.echo(line, err=True))
+    _answer(as_json, result, table(result))
+
+
 @main.command(epilog="Example: ringspan ui --runs runs")
 @click.option("--runs", default="runs", show_default=True, help="Folder of runs whose mlflow.db is shown.")
 @click.option("--port", default=5000, show_default=True)
