@@ -56,13 +56,13 @@ def run_training(
     spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
     resume: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
     nan_in: str = "layers.1.mlp.up_proj.weight", memory: MemoryConfig = MemoryConfig(), adapter: AdapterConfig = AdapterConfig(),
-    look=lambda model: None,
+    look=lambda model: None, device_type: str = "cpu",
 ) -> dict:
     """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank.
 
     ``look(model)`` is called after each backward; what it says of the last step is in the result as ``seen``.
     """
-    mesh = spec.build("cpu")
+    mesh = spec.build(device_type)
     Path(run).mkdir(parents=True, exist_ok=True)
     job = Job(
         model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None, memory=memory, adapter=adapter

@@ -96,6 +96,8 @@ def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, c
     (["corpus.held_out=1"], "is 1.0; it must be at least 0 and less than 1"),
     (["model.vocab_size=100"], "of 264 ids, but model.vocab_size is 100; leave it null"),
     (["tracking.uri=./mlruns"], "tracking uri './mlruns'"),
+    (["memory.recompute=some"], "memory.recompute is 'some'; it must be one of none, full, selective"),
+    (["memory.offload=disk", "memory.offload_folder=/dev/null"], "memory.offload_folder /dev/null: /dev/null is a file; name a folder"),
 ])
 # fmt: on
 def test_what_does_not_fit_together(prepared, settings, said):
