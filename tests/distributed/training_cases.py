@@ -54,7 +54,7 @@ def stream(first: int, context: int, mesh, dp: int):
 
 def run_training(
     spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
-    resume: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
+    resume: str | None = None, init: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
     nan_in: str = "layers.1.mlp.up_proj.weight", memory: MemoryConfig = MemoryConfig(), adapter: AdapterConfig = AdapterConfig(),
     look=lambda model: None, device_type: str = "cpu",
 ) -> dict:
@@ -65,8 +65,9 @@ def run_training(
     mesh = spec.build(device_type)
     Path(run).mkdir(parents=True, exist_ok=True)
     job = Job(
-        model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None, memory=memory, adapter=adapter
-    )
+        model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None,
+        init=Path(init) if init else None, memory=memory, adapter=adapter,
+    )  # fmt: skip
     seen = []
 
     def after_backward(step, decoder):
