@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from cluster import feed
 from workers.attention.block import BACKENDS
 from workers.mesh import MeshSpec
+from workers.parallel.memory import grow_segments
 from workers.training import checkpoint as checkpoints
 from workers.training.guard import Diverged
 from workers.training.loop import STOP_FILE, Job, train
@@ -100,6 +101,10 @@ def check_resources(job: Job, mesh: MeshSpec, config: ClusterConfig) -> None:
     backend, device = BACKENDS.get(job.backend), "cuda" if gpus else "cpu"
     if backend is not None and backend.device not in (None, device):
         raise ClusterTooSmall(f"attention.backend {backend.name!r} cannot run on {device}, where this run is; use auto or reference")
+    try:
+        job.memory.check_device(device)
+    except ValueError as error:
+        raise ClusterTooSmall(str(error)) from error
     streams = 2 if job.held_out else 1
     need = {"CPU": mesh.world * config.cpus_per_worker + streams, "GPU": mesh.world * gpus}
     for kind, amount in need.items():
@@ -226,6 +231,7 @@ def _rank(arguments: dict) -> dict:
     _log_to_file(job.run / "logs" / f"rank-{context.get_world_rank()}.log")
     device = "cuda" if torch.cuda.is_available() and ray.get_gpu_ids() else "cpu"
     if device == "cuda":
+        grow_segments()
         torch.cuda.set_device(ray.train.torch.get_device())
     else:
         torch.set_num_threads(arguments["threads"])

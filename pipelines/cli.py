@@ -177,7 +177,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         out = out or resume or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         prepared = prepare(config, Path(out), Path(resume) if resume else None)
     run = prepared.job.run
-    click.echo(f"run {run}\nmodel {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
+    click.echo(f"run {run}\nmodel {_parameters_line(prepared.job)} · record {prepared.uri}", err=True)
     for stage in prepared.stages:
         job = stage.job
         click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {_mesh_line(stage.mesh)}", err=True)
@@ -200,7 +200,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
 
 
 @main.command(epilog="Example: ringspan complete --checkpoint runs/first --repo ~/src/project --at src/parser.py:120:9")
-@click.option("--checkpoint", required=True, help="A run folder, or one of its checkpoints.")
+@click.option("--checkpoint", required=True, help="A run folder, one of its checkpoints, or a model folder.")
 @click.option("--repo", required=True, help="The repository that the file belongs to.")
 @click.option("--at", required=True, metavar="FILE:LINE:COL", help="The cursor; line and column count from 1.")
 @click.option("--max-tokens", default=64, show_default=True, help="Most tokens to add.")
@@ -218,6 +218,45 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
             Path(checkpoint), Path(repo), at, new_tokens=max_tokens, temperature=temperature, seed=seed, context=context
         )
     _answer(as_json, vars(result), result.text)
+
+
+@main.command("import", epilog="Example: ringspan import models/SmolLM2-135M.Q8_0.gguf --out models/smollm2 --special-tokens")
+@click.argument("source", metavar="FOLDER|FILE.gguf")
+@click.option("--out", required=True, metavar="MODEL", help="The model folder to write.")
+@click.option("--special-tokens/--no-special-tokens", default=False, show_default=True,
+              help="Give the tokenizer Ringspan's control tokens, and the embedding rows for them: what training on a corpus needs.")
+@json_option
+@verbose_option
+def import_(source, out, special_tokens, as_json, verbose) -> None:
+    """Bring in a model: a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3) or a GGUF file."""
+    from pipelines.models.importing import import_model
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        out = absolute(out, "--out")
+        check_folder(out, "--out")
+        result = import_model(absolute(source, "FOLDER|FILE.gguf"), out, special_tokens)
+    added = f", {result.added_rows} of them new" if result.added_rows else ""
+    text = f"{result.architecture}: {result.parameters:,} parameters in {result.dtype}, {result.vocab_size:,} ids{added}\nmodel: {result.model}"
+    _answer(as_json, vars(result), text)
+
+
+@main.command(epilog="Example: ringspan export runs/first --out exports/first --dtype bfloat16")
+@click.argument("source", metavar="RUN|CHECKPOINT|MODEL")
+@click.option("--out", required=True, metavar="FOLDER", help="The folder to write.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights. Default: as they are; a run's are float32.")
+@json_option
+@verbose_option
+def export(source, out, dtype, as_json, verbose) -> None:
+    """Write a model as a folder that Hugging Face transformers opens."""
+    from pipelines.models.exporting import export_model
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        out = absolute(out, "--out")
+        check_folder(out, "--out")
+        result = export_model(absolute(source, "RUN|CHECKPOINT|MODEL"), out, dtype)
+    _answer(as_json, vars(result), f"{result.architecture}: {result.parameters:,} parameters in {result.dtype}\nfolder: {result.folder}")
 
 
 @main.command(epilog="Example: ringspan config code_completion/tiny --set mesh.ring=4 > my.yaml")
@@ -306,7 +345,19 @@ def _cpus() -> int:
 
 
 def _mesh_line(mesh) -> str:
-    return f"dp {mesh.dp} × ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout})"
+    stages = f"pp {mesh.pp} × " if mesh.pp > 1 else ""
+    copies = f", {mesh.replicate} copies of the weights" if mesh.replicate > 1 else ""
+    together = f", weights of {mesh.sync_every_blocks} blocks at once" if mesh.sync_every_blocks > 1 else ""
+    return f"dp {mesh.dp} × {stages}ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout}{copies}{together})"
+
+
+def _parameters_line(job) -> str:
+    from workers.model.adapter import count_parameters
+
+    if job.adapter.rank is None:
+        return f"{job.model.parameters:,} parameters"
+    trained, total = count_parameters(job.model, job.adapter)
+    return f"{total:,} parameters, of which {trained:,} train ({trained / total:.2%})"
 
 
 @contextlib.contextmanager

@@ -17,10 +17,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.launch import ClusterConfig
-from pipelines.paths import read_mapping
+from pipelines.paths import absolute, read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
+from workers.model.adapter import AdapterConfig
 from workers.model.config import WEIGHTLESS, ModelConfig
+from workers.model.huggingface import from_huggingface, read_config
+from workers.parallel.memory import MemoryConfig
 from workers.training.config import CheckpointConfig, TrainingConfig
 
 PRESETS = Path(__file__).parent / "presets"
@@ -52,8 +55,10 @@ class CorpusConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The mesh's axes; dp -1 takes the workers that the others leave.
+    """The mesh's axes; dp -1 takes the workers that the others leave. pp: pipeline stages.
 
+    replicate: whole copies of the weights, each sharded over dp × cp / replicate ranks; it must divide dp.
+    sync_every_blocks: blocks whose weights and gradients travel in one message; more is for slow networks.
     cp: ranks that share a sequence, in place of ring and ulysses, which are then chosen: ulysses as large as heads and a
     node of ``ranks_per_node`` allow, the rest a ring.
     """
@@ -62,6 +67,9 @@ class MeshConfig:
     ring: int = 1
     ulysses: int = 1
     tp: int = 1
+    pp: int = 1
+    replicate: int = 1
+    sync_every_blocks: int = 1
     cp: int | None = None
     ranks_per_node: int = 8
 
@@ -76,7 +84,7 @@ class MeshConfig:
         ring, ulysses = self.ring, self.ulysses
         if self.cp is not None:
             ring, ulysses = split_context(self.cp, model.heads, model.kv_heads, self.tp, self.ranks_per_node)
-        return MeshSpec(self.dp, ring, ulysses, self.tp, layout)
+        return MeshSpec(self.dp, ring, ulysses, self.tp, layout, self.pp, self.replicate, self.sync_every_blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +124,11 @@ class Config(BaseModel):
 
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
     mesh: MeshConfig = MeshConfig()
     attention: AttentionConfig = AttentionConfig()
     training: TrainingConfig = TrainingConfig()
+    memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -199,6 +209,7 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
     does), a value that is not allowed, in any stage, and an assignment that every stage overrides.
     """
     tree = _read(source) if source is not None else {}
+    preset = tree.pop("model", {}) if source in presets() else {}
     assigned = []
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -227,6 +238,7 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
                 f"--set {section}.{name} has no effect, for every stage has its own; change the stages (--set 'stages=[…]'), "
                 "or leave them out (--set 'stages=[]')"
             )
+    tree["model"] = {**_starting_model(tree, preset), **tree.get("model", {})}
     config = _validated({**tree, "stages": stages})
     config.each_stage()
     return config
@@ -251,6 +263,20 @@ def _read(source: str) -> dict:
     if not all(isinstance(section, dict) for name, section in tree.items() if name != "stages"):
         raise ValueError(f"{path} must hold sections of keys, as `ringspan config` prints them")
     return tree
+
+
+def _starting_model(tree: dict, preset: dict) -> dict:
+    """The model's keys before those that the user has set. Of a model folder that the run starts from, and of the preset what
+    hangs on no weight (positions, what a token sees); without such a folder the preset's.
+    """
+    init = tree.get("checkpoint", {}).get("init")
+    if not isinstance(init, str):
+        return preset
+    if tree.get("model", {}).keys() >= {field.name for field in dataclasses.fields(ModelConfig)}:
+        return {}  # a run's own config.yaml says it all; the folder may be gone by then
+    folder = absolute(init, "checkpoint.init")
+    found = dataclasses.asdict(from_huggingface(read_config(folder), str(folder / "config.json")))
+    return found | {key: value for key, value in preset.items() if key in WEIGHTLESS}
 
 
 def _check_keys(tree: dict) -> None:

@@ -20,10 +20,11 @@ WARM_UP_SHARE = 0.1  # the first steps compile, allocate and fill caches: they s
 
 
 def step_line(row: dict) -> str:
-    """One step as one line of fixed width: step, loss, gradient norm, tokens/s, peak memory, time spent waiting for data."""
+    """One step as one line: step, loss, gradient norm, tokens/s, peak memory, time spent waiting for data; why it was slow, if it was."""
+    slow = f"  slow, {row['slow']}" if row.get("slow") else ""
     return (f"step {row['step']:>7,}  loss {row['loss']:>8.4f}  grad {row['grad_norm']:>8.3g}  "
             f"{_count(row['tokens_per_second']):>8} tok/s  "
-            f"mem {_bytes(row['peak_memory_bytes']):>9}  wait {row['loader_wait_seconds']:>6.2f} s")
+            f"mem {_bytes(row['peak_memory_bytes']):>9}  wait {row['loader_wait_seconds']:>6.2f} s{slow}")
 
 
 def log_buckets(parts: list[dict]) -> list[dict]:
@@ -106,8 +107,12 @@ def closing_report(run_dir: Path, tracker_info: TrackerInfo | None, completion: 
         facts.add_row("training loss", f"{rows[0]['loss']:.4f} → {rows[-1]['loss']:.4f} over {rows[-1]['step']:,} steps, "
                                        f"{rows[-1]['tokens']:,} tokens")
         speeds = [row["tokens_per_second"] for row in rows[int(len(rows) * WARM_UP_SHARE):]]
-        facts.add_row("speed", f"{_count(statistics.median(speeds))} tokens/s (median)")
-        facts.add_row("peak memory", f"{_bytes(max(row['peak_memory_bytes'] for row in rows))} on rank 0")
+        used = [row["mfu"] for row in rows[int(len(rows) * WARM_UP_SHARE):] if "mfu" in row]
+        mfu = f", MFU {statistics.median(used):.0%}" if used else ""
+        facts.add_row("speed", f"{_count(statistics.median(speeds))} tokens/s (median){mfu}")
+        if slow := [row for row in rows if row.get("slow")]:
+            facts.add_row("slow steps", f"{len(slow):,}; the last, {slow[-1]['step']:,}, {slow[-1]['slow']}")
+        facts.add_row("peak memory", f"{_bytes(max(row['peak_memory_bytes'] for row in rows))} on the fullest rank")
         facts.add_row("skipped steps", f"{rows[-1].get('skipped_steps', 0):,}")
     else:
         facts.add_row("steps", "none: metrics.jsonl is empty or absent")

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -20,13 +21,17 @@ import psutil
 from cluster.launch import ClusterConfig, Data, RunFailed, check_resources, connected, launch
 from pipelines.config import Config, load_config, naming_stage
 from pipelines.corpus import TokenStore
+from pipelines.corpus.tokenizer import FILE_NAME, load_tokenizer
 from pipelines.corpus.windows import WindowPlan, held_out
+from pipelines.models.source import ORIGIN
 from pipelines.paths import absolute, check_folder, read_mapping
 from pipelines.tracking import Tracker, absolute_uri, default_uri
 from pipelines.tracking.lines import read_rows
 from workers.attention.block import check_backend
 from workers.mesh import MeshSpec
 from workers.model.config import ModelConfig, padded_vocabulary
+from workers.model.huggingface import CARRIED, check_weights, from_huggingface, is_model_folder, read_config
+from workers.model.huggingface.config import CONFIG_FILE
 from workers.training import checkpoint as checkpoints
 from workers.training.loop import STOP_FILE, Job
 
@@ -80,6 +85,10 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     if config.corpus.store is None:
         raise ValueError("corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`, then --set corpus.store=STORE")
     store = TokenStore.open(absolute(config.corpus.store, "corpus.store"))
+    # A checkpoint has all weights, but for those that an adapter leaves as they are.
+    init = _init(config, store) if resume is None or config.adapter.rank is not None else None
+    if init is not None:
+        config = config.model_copy(update={"checkpoint": dataclasses.replace(config.checkpoint, init=str(init))})
     config = config.model_copy(
         update={"model": _model_for(config.model, store), "corpus": dataclasses.replace(config.corpus, store=str(store.folder))}
     )
@@ -87,20 +96,26 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     stages, first_step = [], 0
     for number, stage in enumerate(config.each_stage(), 1):
         with naming_stage(number, len(config.stages)):
-            stages.append(_stage(stage, run, start, first_step, store))
+            stages.append(_stage(stage, run, start, init, first_step, store))
         first_step = stages[-1].job.last_step
     if start is not None:
         stages = _stages_left(stages, start)
         _check_start(start, stages[0], config, store)
+        _check_adapter(start, stages[0].job)
     return Prepared(config, tuple(stages), store, absolute_uri(config.tracking.uri) if config.tracking.uri else default_uri(run))
 
 
-def _stage(config: Config, run: Path, start: Path | None, first_step: int, store: TokenStore) -> Stage:
+def _stage(config: Config, run: Path, start: Path | None, init: Path | None, first_step: int, store: TokenStore) -> Stage:
     mesh, data = config.mesh_spec(), _data(config, store)
+    config.adapter.check_model(config.model)
+    memory = config.memory
+    if memory.offload_folder is not None:
+        memory = dataclasses.replace(memory, offload_folder=str(absolute(memory.offload_folder, "memory.offload_folder")))
+        check_folder(Path(memory.offload_folder), "memory.offload_folder")
     per_group = math.ceil(data.held_out_windows / mesh.dp)
     job = Job(
-        config.model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, start,
-        first_step=first_step, windows=data.train.fingerprint,
+        config.model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, start, init,
+        adapter=config.adapter, memory=memory, first_step=first_step, windows=data.train.fingerprint,
     )  # fmt: skip
     check_backend(job.backend, job.dtype, job.model.head_dim, job.model.positions == "alibi")
     return Stage(job, mesh, data, config.cluster)
@@ -158,9 +173,21 @@ def _write_run_folder(prepared: Prepared) -> dict[str, str]:
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(prepared.config.to_yaml(), encoding="utf-8")
     store.tokenizer.save(run)
+    _keep_origin(prepared.job)
     corpus = {"store": str(store.folder), "fingerprint": store.fingerprint, "tokenizer": store.tokenizer.fingerprint}
     (run / "corpus.json").write_text(json.dumps(corpus, indent=1), encoding="utf-8")
     return corpus
+
+
+def _keep_origin(job: Job) -> None:
+    """Copy what the model that the run started from carries beside its weights: an export gives it on, wherever the folder is by then."""
+    origin = job.init or (job.resume.parent.parent / ORIGIN if job.resume is not None else None)
+    if origin is None or not is_model_folder(origin) or (job.run / ORIGIN).exists():
+        return
+    (job.run / ORIGIN).mkdir()
+    for name in (CONFIG_FILE, *CARRIED):
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, job.run / ORIGIN / name)
 
 
 def _check_machine(mesh: MeshSpec) -> None:
@@ -183,6 +210,32 @@ def _model_for(model: ModelConfig, store: TokenStore) -> ModelConfig:
             f"but model.vocab_size is {model.vocab_size}; leave it null to fit the corpus"
         )
     return model
+
+
+def _init(config: Config, store: TokenStore) -> Path | None:
+    """The model folder that a new run starts from, after checking that it is of this model and tokenizer."""
+    if config.checkpoint.init is None:
+        return None
+    folder = absolute(config.checkpoint.init, "checkpoint.init")
+    theirs = from_huggingface(read_config(folder), str(folder / CONFIG_FILE))
+    for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim", "vocab_size", "tie_embeddings", "qkv_bias", "qk_norm"):
+        if getattr(config.model, name) != getattr(theirs, name):
+            raise ValueError(
+                f"model.{name} is {getattr(config.model, name)}, but {getattr(theirs, name)} in {folder}, whose weights the run "
+                f"starts from; leave out model.{name}"
+            )
+    check_weights(folder, config.model)
+    if load_tokenizer(folder).fingerprint != store.tokenizer.fingerprint:
+        raise ValueError(
+            f"{store.folder} was made with the tokenizer {store.tokenizer.name}, which is not that of the model {folder}; "
+            f"ingest again with --tokenizer {folder / FILE_NAME}"
+        )
+    if store.tokenizer.vocab_size > theirs.vocab_size:
+        raise ValueError(
+            f"{folder} has {theirs.vocab_size} ids and none for some of the control tokens that a corpus has; "
+            "import the model again with --special-tokens, and ingest with its tokenizer"
+        )
+    return folder
 
 
 def _checkpoint(run: Path, resume: Path | None) -> Path | None:
@@ -212,6 +265,20 @@ def _stages_left(stages: list[Stage], start: Path) -> list[Stage]:
             f"its stages have {stages[-1].job.last_step}", "prolong the last, or add one,")
         raise ValueError(f"{start.parent.parent} has done {done} steps already and {has}; {more} to go on")
     return left
+
+
+def _check_adapter(start: Path, job: Job) -> None:
+    """Refuse to go on from a checkpoint with another adapter than its own, or on another base."""
+    adapter, base = checkpoints.read_adapter(start)
+    if (adapter.rank is None) != (job.adapter.rank is None):
+        if adapter.rank is None:
+            raise ValueError(f"{start} has no adapter, but adapter.rank is {job.adapter.rank}; leave it null, or start a new run from an export of this one")
+        raise ValueError(f"{start} is an adapter of rank {adapter.rank}, but adapter.rank is not set; keep it")
+    for name, value in dataclasses.asdict(job.adapter).items():
+        if (was := getattr(adapter, name)) != value:
+            raise ValueError(f"{start} holds another adapter: adapter.{name} is {was} there and {value} here")
+    if base is not None and not base.same_weights(job.base):
+        raise ValueError(f"{start} is an adapter of {base}, here the base is {job.base}")
 
 
 def _check_start(start: Path, stage: Stage, config: Config, store: TokenStore) -> None:

@@ -14,7 +14,7 @@ from pipelines.tracking import TrackerInfo
 def a_row(step: int, **changes) -> dict:
     return {"step": step, "tokens": step * 64, "loss": 4.0 / step, "grad_norm": 1.25, "learning_rate": 1e-3,
             "tokens_per_second": 1000.0 * step, "peak_memory_bytes": 3 << 30, "loader_wait_seconds": 0.01,
-            "exposed_comm_seconds": 0.0, "skipped_steps": 2} | changes
+            "exposed_comm_seconds": 0.0, "skipped_steps": 2, "mfu": 0.42, "slow": None} | changes
 
 
 def parts(*losses: float, width: int = 16) -> list[dict]:
@@ -86,7 +86,7 @@ def test_the_closing_report_tells_everything_and_how_to_see_more(tmp_path):
     info = TrackerInfo(f"sqlite:///{run_dir.parent}/mlflow.db", "exp", "one", "abc", "1", waiting=0)
     text = as_text(closing_report(run_dir, info, completion="def add(a, b):"))
     for fact in ("5.5000 at step 0 → 3.2500 at step 10", "4.0000 → 0.4000 over 10 steps, 640 tokens",
-                 "6000 tokens/s (median)", "3.00 GiB on rank 0", f"ringspan ui --runs '{run_dir.parent}'",
+                 "6000 tokens/s (median), MFU 42%", "3.00 GiB on the fullest rank", f"ringspan ui --runs '{run_dir.parent}'",
                  "def add(a, b):", str(run_dir)):
         assert fact in text, text
     late = [line.split() for line in text.splitlines() if "16 – 31" in line]
@@ -98,6 +98,13 @@ def test_the_closing_report_tells_everything_and_how_to_see_more(tmp_path):
     text = as_text(closing_report(run_dir, remote))
     assert "http://tracking:5000/#/experiments/7/runs/abc" in text and "3 steps and evaluations wait" in text
     assert "ringspan ui" not in text
+
+
+def test_a_slow_step_says_why(tmp_path):
+    slow = "2.0 × the usual 1.00 s: loader, 1.19 s more"
+    assert step_line(a_row(1, slow=slow)).endswith(f"slow, {slow}")
+    (tmp_path / "metrics.jsonl").write_text(lines(a_row(1), a_row(7, slow=slow), a_row(8)))
+    assert f"1; the last, 7, {slow}" in as_text(closing_report(tmp_path, None))
 
 
 def test_the_closing_report_of_a_run_that_never_stepped(tmp_path):

@@ -22,6 +22,7 @@ import torch
 from workers.attention.block import Backend, last_dense
 from workers.attention.merge import merge_
 from workers.attention.plan import Hop
+from workers.attention.tape import once
 from workers.attention.tile import Tile
 from workers.attention.transport import Ring
 
@@ -53,7 +54,7 @@ class RingAttention(torch.autograd.Function):
         # A single query reads its keys once: putting them in order first would cost as much.
         arrange = call.backend.arrange if q.shape[1] > 1 else last_dense
         q, k, v, extra_k, extra_v = (arrange(x) if x is not None else None for x in (q, k, v, extra_k, extra_v))
-        out, lse = ring_forward(q, k, v, extra_k, extra_v, call)
+        out, lse = once(ring_forward, q, k, v, extra_k, extra_v, call)
         ctx.save_for_backward(q, k, v, extra_k, extra_v, out, lse)
         ctx.call = call
         return out
@@ -67,12 +68,13 @@ def ring_forward(q, k, v, extra_k, extra_v, call: Call) -> tuple[torch.Tensor, t
     """out [B, S, H, D] in the type of q and lse [B, S, H] in the accumulators'."""
     result, plain = _Output(q), replace(call, slopes=None)
     for hop, (hop_k, hop_v) in _travel(k, v, call, "forward"):
-        for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
-            for tile in tiles:
-                result.add(rows, tile, *_forward(tile, q[rows], extra_k[rows], extra_v[rows], plain))
-        for rows, tiles in hop.tiles:
-            for tile in tiles:
-                result.add(rows, tile, *_forward(tile, q[rows], hop_k[rows], hop_v[rows], call))
+        with call.ring.traffic.computing(q.device):
+            for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
+                for tile in tiles:
+                    result.add(rows, tile, *_forward(tile, q[rows], extra_k[rows], extra_v[rows], plain))
+            for rows, tiles in hop.tiles:
+                for tile in tiles:
+                    result.add(rows, tile, *_forward(tile, q[rows], hop_k[rows], hop_v[rows], call))
     return result.finish()
 
 
@@ -84,6 +86,7 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
         for tile in tiles:
             of_queries = (tile.q_of(x[rows]).flatten(0, 1) for x in (grad, q, out, lse))
             parts = _backward(tile, *of_queries, keys[rows], values[rows], call)
+            call.ring.traffic.scores += tile.pairs * q[rows].shape[0] * q.shape[2]
             dq.add_queries(rows, tile, parts[0])
             dk.add_keys(rows, tile, parts[1])
             dv.add_keys(rows, tile, parts[2])
@@ -91,11 +94,12 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
     plain = replace(call, slopes=None)
     returning = None
     for hop, (hop_k, hop_v) in _travel(k, v, call, "backward"):
-        for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
-            add(rows, tiles, extra_k, extra_v, *extra, plain)
         sums = own if hop.distance == 0 else (_Sum(hop_k), _Sum(hop_v)) if hop.received else None
-        for rows, tiles in hop.tiles:
-            add(rows, tiles, hop_k, hop_v, *sums, call)
+        with call.ring.traffic.computing(q.device):
+            for rows, tiles in call.extra_tiles if hop.distance == 0 else ():
+                add(rows, tiles, extra_k, extra_v, *extra, plain)
+            for rows, tiles in hop.tiles:
+                add(rows, tiles, hop_k, hop_v, *sums, call)
         if returning is not None:
             _add_home(*returning, own)
         if hop.distance:
@@ -191,6 +195,7 @@ class _Output:
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.out is None:
             self._start()
+        self.lse.exact = True  # every weight of a row is exp(score − lse): where tensors are kept compressed, this one is not
         return self.out.to(self.q.dtype), self.lse
 
     def _start(self):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import torch
@@ -15,14 +16,49 @@ class HopCorrupted(RuntimeError):
     """What arrived is not what was sent (``attention.verify_ring``)."""
 
 
+class Stopwatch:
+    """Seconds of this rank's device inside ``with stopwatch(device)``: host time on the CPU; on CUDA the time between two
+    events of the stream, which are read, and waited for, when ``seconds`` is asked for.
+    """
+
+    def __init__(self):
+        self._seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, device: torch.device):
+        if device.type == "cuda":
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            yield
+            after.record()
+            self._events.append((before, after))
+        else:
+            start = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - start
+
+    @property
+    def seconds(self) -> float:
+        for before, after in self._events:
+            after.synchronize()
+            self._seconds += before.elapsed_time(after) / 1e3
+        self._events.clear()
+        return self._seconds
+
+
 class Traffic:
-    """Counts what this rank sent and how long its computation stood still for it."""
+    """What attention sent and computed on this rank, and how long it took.
+
+    bytes_sent, messages: of hops and all-to-alls. waiting: computation stood still for them (exposed communication).
+    computing: tiles were computed. scores: (query, key, head) triples, counted in backward, for a forward may run twice.
+    """
 
     def __init__(self):
         self.bytes_sent = 0
         self.messages = 0
-        self.waited = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.scores = 0
+        self.waiting, self.computing = Stopwatch(), Stopwatch()
 
     def count(self, sent: torch.Tensor) -> None:
         """One message on its way."""
@@ -31,28 +67,13 @@ class Traffic:
 
     @property
     def exposed_seconds(self) -> float:
-        """Seconds that computation waited for communication: host time on the CPU; on CUDA the time that the stream stood
-        still between the events around the wait, which are read (and waited for) here."""
-        for before, after in self._events:
-            after.synchronize()
-            self.waited += before.elapsed_time(after) / 1e3
-        self._events.clear()
-        return self.waited
+        return self.waiting.seconds
 
     def wait(self, requests: list, device: torch.device) -> None:
         """Wait for the requests, and count it."""
-        if device.type == "cuda":
-            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            before.record()
+        with self.waiting(device):
             for request in requests:
                 request.wait()
-            after.record()
-            self._events.append((before, after))
-            return
-        start = time.perf_counter()
-        for request in requests:
-            request.wait()
-        self.waited += time.perf_counter() - start
 
 
 class Exchange:

@@ -8,20 +8,32 @@ from typing import Iterator
 import torch
 
 from workers.inference.cache import KVCache
-from workers.model import Decoder
+from workers.model import Decoder, load_pretrained
+from workers.model.adapter import add_adapters, merge
+from workers.model.huggingface import is_model_folder, load_weights
 from workers.training import checkpoint as checkpoints
 
 PREFILL_TOKENS = 2048  # the most logits and activations that a long prompt ever needs at once
 
 
 def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
-    """The model of a training checkpoint, whole on one device, whatever mesh wrote it."""
+    """The model of a training checkpoint, whole on one device, whatever mesh wrote it; or of a model folder.
+
+    An adapter is merged into its base. Raises ValueError when that base is gone or has changed.
+    """
+    if is_model_folder(checkpoint):
+        return load_pretrained(checkpoint).to(device).eval()
+    adapter, base = checkpoints.read_adapter(checkpoint)
+    if base is not None:
+        base.check()
     with torch.device("meta"):
-        model = Decoder(checkpoints.read_model(checkpoint))
+        model = add_adapters(Decoder(checkpoints.read_model(checkpoint)), adapter)
     model.to_empty(device=device)
     model.tie()
+    if base is not None:
+        load_weights(model, Path(base.folder)) if base.folder is not None else model.init_weights(base.seed)
     checkpoints.load(checkpoint, model)
-    return model.eval()
+    return merge(model).eval()
 
 
 @torch.no_grad()

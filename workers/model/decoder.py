@@ -132,19 +132,27 @@ class Decoder(nn.Module):
         return head(x_BSD, self.lm_head.weight)
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, names: set[str] | None = None) -> None:
         """The same values on every mesh: each parameter is drawn whole from a generator seeded by the run's seed and its name, then sharded.
 
         Normal with deviation 0.02; projections back into the residual stream 0.02 / √(2 · layers) (Radford et al. 2019).
+        ``names`` are those to draw; None is all.
         """
         for name, parameter in self.named_parameters():
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it looks at 32 bits only
+            if names is not None and name not in names:
+                continue
+            generator = generator_of(seed, name)
             if parameter.ndim == 1:
                 whole = torch.zeros(parameter.shape) if name.endswith("bias") else torch.ones(parameter.shape)
             else:
                 deviation = 0.02 / math.sqrt(2 * self.config.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
                 whole = torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator)
             set_parameter(parameter, whole)
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """What draws the parameter ``name`` of a run with this seed: the same numbers whatever else is drawn."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it looks at 32 bits only
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ def receive(windows: list[Window] | None, mesh, context: int, pattern: Callable[
         whole, documents = _collate(windows, length)
         if ranks > 1:
             cp_parts = [whole[..., layout_positions(length, mesh, cp_rank=rank)] for rank in range(mesh.spec.cp)]
-            parts = [part for part in cp_parts for _ in range(mesh.spec.tp)]
+            parts = [part for part in cp_parts for _ in range(mesh.spec.tp)] * mesh.spec.pp
     if ranks == 1:
         part = whole
     else:

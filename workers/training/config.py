@@ -75,10 +75,14 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """every: steps between checkpoints; 0 writes one at the end only. keep: how many of the newest stay."""
+    """every: steps between checkpoints; 0 writes one at the end only. keep: how many of the newest stay.
+
+    init: a model folder (see ``ringspan import``) whose architecture and weights a new run starts from.
+    """
 
     every: int = 50
     keep: int = 2
+    init: str | None = None
 
     def __post_init__(self):
         if self.every < 0:

@@ -5,26 +5,32 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 
+from workers import flops
 from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
+from workers.model.adapter import AdapterConfig, add_adapters, init_adapters
+from workers.model.base import Base
+from workers.model.huggingface import load_weights
 from workers.parallel import parallelize
+from workers.parallel.memory import MemoryConfig
+from workers.parallel.pipeline import held_twice
 from workers.training import checkpoint as checkpoints
-from workers.training.batch import receive
+from workers.training.batch import Batch, receive
 from workers.training.checkpoint import Checkpointer, Progress
 from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.evaluate import evaluate
 from workers.training.guard import Guard
-from workers.training.loss import token_losses
-from workers.training.meter import JsonLines, Meter, peak_memory
+from workers.training.meter import JsonLines, Meter
 from workers.training.optimizer import build_optimizer, first_non_finite, learning_rate, local_gradients, scale_, squared_norm
-from workers.training.window import IGNORE, Window
+from workers.training.passes import forward_backward
+from workers.training.slowdown import SlowSteps
+from workers.training.window import Window
 
 log = logging.getLogger(__name__)
 STOP_FILE = "stop"  # its presence in the run folder asks every rank to save and end after the present step
@@ -34,7 +40,8 @@ STOP_FILE = "stop"  # its presence in the run folder asks every rank to save and
 class Job:
     """What every rank of a run is told. ``run`` is a folder that all ranks and the driver share.
 
-    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run.
+    ``held_out`` is the number of held-out windows of a data-parallel group; ``resume`` a checkpoint of another run; ``init``
+    a model folder whose weights a run without any checkpoint starts from.
     A run of several stages is a job each: ``first_step`` steps were done before this one, from which its schedule and its
     ``training.steps`` count. ``windows`` names the plan that is read; from a checkpoint that counts others, it is read from
     ``sequence`` on.
@@ -48,6 +55,9 @@ class Job:
     verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
+    init: Path | None = None
+    adapter: AdapterConfig = AdapterConfig()
+    memory: MemoryConfig = MemoryConfig()
     first_step: int = 0
     windows: str = ""
     sequence: int = 0
@@ -60,6 +70,11 @@ class Job:
     def dtype(self) -> torch.dtype:
         """Of weights and activations in forward and backward."""
         return torch.bfloat16 if self.training.precision == "bf16" else torch.float32
+
+    @property
+    def base(self) -> Base | None:
+        """The frozen weights of a run that trains an adapter."""
+        return Base.of(self.init, self.training.seed) if self.adapter.rank is not None else None
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -80,16 +95,19 @@ def attention_backend(job: Job, mesh) -> str:
 
 
 def build_model(job: Job, mesh) -> Decoder:
-    """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
+    """The model on this rank's part of the mesh, read or initialised by the seed: meta device → parallelize → materialise → values."""
+    job.memory.check_device(mesh.device_type)
     with torch.device("meta"):
-        model = Decoder(job.model)
+        model = add_adapters(Decoder(job.model), job.adapter, job.dtype)
     backend = attention_backend(job, mesh)
     if dist.get_rank() == 0:
         log.info("attention: backend %s, layout %s", backend, mesh.layout)
-    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype)
-    model.to_empty(device=mesh.device)
+    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype, memory=job.memory)
+    model.to_empty(device="cpu" if job.memory.optimizer == "host" else mesh.device)
     model.tie()
-    model.init_weights(job.training.seed)
+    drawn = load_weights(model, job.init) if job.init is not None else None
+    model.init_weights(job.training.seed, drawn)
+    init_adapters(model, job.training.seed)
     return model
 
 
@@ -118,9 +136,10 @@ def train(
     if start is not None:
         checkpoints.load(start, model, optimizer)
     stream = windows(progress.sequences) if windows is not None else None
-    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model)
+    saver = Checkpointer(job.checkpoint_folder, job.checkpoint.keep, job.model, job.adapter, job.base)
     guard = Guard(config.skips_in_a_row, progress.skipped_steps)
-    meter = Meter(mesh)
+    meter, slow_steps = Meter(mesh), SlowSteps()
+    peak = flops.peak_flops(mesh.device, job.dtype) * mesh.spec.world
     main = dist.get_rank() == 0
     metrics, evaluations = JsonLines(job.run / "metrics.jsonl"), JsonLines(job.run / "evaluations.jsonl")
     if main:
@@ -128,9 +147,15 @@ def train(
         evaluations.cut(progress.step if progress.step else -1)
     loss, stopped = float("nan"), False
 
+    def micro_batches() -> Iterator[Batch]:
+        for _ in range(config.micro_steps(mesh.spec.dp)):
+            with meter.loading():
+                batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
+            yield batch
+
     def held_out_loss() -> None:
         if job.held_out:
-            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out)
+            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk)
             if main:
                 evaluations.append({"step": progress.step, "time": time.time(), "tokens": progress.tokens, **result})
 
@@ -140,17 +165,10 @@ def train(
         step = progress.step + 1
         meter.start()
         totals = torch.zeros(4, dtype=torch.float64)  # loss, targets, squared norm, ranks that saw a request to stop
-        for _ in range(config.micro_steps(mesh.spec.dp)):
-            with meter.loading():
-                batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
-            head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
-            micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, length=batch.length, head=head)
-            micro_loss.backward()
-            totals[0] += micro_loss.item() / mesh.spec.tp
-            totals[1] += (batch.targets != IGNORE).sum().item() / mesh.spec.tp
+        totals[0], totals[1] = forward_backward(model, mesh, micro_batches(), config.micro_steps(mesh.spec.dp), job.memory.loss_chunk)
         if after_backward is not None:
             after_backward(step, model)
-        gradients = local_gradients(model)
+        gradients = local_gradients(model, held_twice(model, mesh))
         totals[2] = squared_norm(gradients)
         totals[3] = (job.run / STOP_FILE).exists() if main else 0
         totals = totals.to(mesh.device)
@@ -168,7 +186,7 @@ def train(
                 group["lr"] = rate
             optimizer.step()
             guard.good()
-        elif guard.skip(step, first_non_finite(gradients)):
+        elif guard.skip(step, first_non_finite(gradients, mesh.pp_rank)):
             saver.finish()
             good, _ = _from_rank_0(job.start)
             if good is not None:
@@ -177,8 +195,10 @@ def train(
         optimizer.zero_grad()
 
         progress = Progress(step, progress.tokens + round(targets), progress.sequences + config.batch, guard.skipped, job.windows)
+        samples = meter.samples()
+        slow = slow_steps.add(samples)
         if main:
-            metrics.append(_row(progress, loss, norm, rate, targets, meter, mesh))
+            metrics.append(_row(job, progress, loss, norm, rate, targets, samples, peak, slow))
         stopped = bool(stop) and step < job.last_step
         saver.poll()
         if step == job.last_step or (config.evaluate_every and step % config.evaluate_every == 0):
@@ -200,7 +220,11 @@ def _take(windows: Iterator[Window] | None, count: int) -> list[Window] | None:
     return [next(windows) for _ in range(count)] if windows is not None else None
 
 
-def _row(progress: Progress, loss: float, norm: float, rate: float, targets: float, meter: Meter, mesh) -> dict:
+def _row(job: Job, progress: Progress, loss: float, norm: float, rate: float, targets: float, samples: list, peak: float, slow: str | None) -> dict:
+    """A step as ``metrics.jsonl`` keeps it. What ranks differ in is the worst rank's: longest wait, highest peak."""
+    seconds = max(s.seconds for s in samples)
+    useful = flops.matmul_flops(job.model, job.training.batch * job.training.context)
+    useful += flops.attention_flops(job.model, sum(s.scores for s in samples))
     return {
         "step": progress.step,
         "time": time.time(),
@@ -208,9 +232,12 @@ def _row(progress: Progress, loss: float, norm: float, rate: float, targets: flo
         "loss": loss,
         "grad_norm": norm,
         "learning_rate": rate,
-        "tokens_per_second": targets / meter.seconds(),
-        "peak_memory_bytes": peak_memory(mesh.device_type),
-        "loader_wait_seconds": meter.loader_wait,
-        "exposed_comm_seconds": meter.exposed_seconds(),
+        "tokens_per_second": targets / seconds,
+        "tokens_per_second_per_rank": targets / seconds / len(samples),
+        "mfu": useful / seconds / peak,
+        "peak_memory_bytes": max(s.memory for s in samples),
+        "loader_wait_seconds": max(s.loading for s in samples),
+        "exposed_comm_seconds": max(s.exposed for s in samples),
         "skipped_steps": progress.skipped_steps,
+        "slow": slow,
     }

@@ -1,4 +1,4 @@
-"""What a step cost: tokens/s, memory, waiting; and the file that keeps it, a JSON line a step."""
+"""What a step cost each rank: seconds, memory, waiting, FLOPs; and the file that keeps it, a JSON line a step."""
 
 from __future__ import annotations
 
@@ -7,34 +7,61 @@ import os
 import resource
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+
+
+class Sample(NamedTuple):
+    """One rank's step. Seconds: of the step; stood still for data (loading); stood still for attention's messages (exposed);
+    attention's tiles (computing). scores: (query, key, head) triples computed. memory: peak bytes of the process or device.
+    stalls: times that memory had to be fetched from disk (major page faults), or freed before it could be taken (CUDA).
+    """
+
+    seconds: float
+    loading: float
+    exposed: float
+    computing: float
+    scores: float
+    memory: float
+    stalls: float
 
 
 class Meter:
-    """Times one step. ``loader_wait`` seconds stood still for data, ``exposed`` for attention's messages."""
+    """Times one step of this rank."""
 
     def __init__(self, mesh):
         self._mesh = mesh
         self.start()
 
     def start(self) -> None:
-        self._began = time.perf_counter()
-        self._exposed = self._mesh.traffic.exposed_seconds
-        self.loader_wait = 0.0
+        self._began, self._before = time.perf_counter(), self._counters()
+        self._loading = 0.0
 
     def loading(self):
         """A context manager: the time inside counts as waiting for data."""
-        return _Waiting(self)
+        return _Loading(self)
 
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
+    def sample(self) -> Sample:
+        """The step so far."""
+        exposed, computing, scores, stalls = (now - before for now, before in zip(self._counters(), self._before))
+        seconds = time.perf_counter() - self._began
+        return Sample(seconds, self._loading, exposed, computing, scores, peak_memory(self._mesh.device_type), stalls)
 
-    def exposed_seconds(self) -> float:
-        return self._mesh.traffic.exposed_seconds - self._exposed
+    def samples(self) -> list[Sample]:
+        """Every rank's step so far, by rank. A collective."""
+        own = torch.tensor(self.sample(), dtype=torch.float64, device=self._mesh.device)
+        every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, own)
+        return [Sample(*row) for row in torch.stack(every).tolist()]
+
+    def _counters(self) -> tuple[float, ...]:
+        traffic = self._mesh.traffic
+        return traffic.exposed_seconds, traffic.computing.seconds, traffic.scores, memory_stalls(self._mesh.device_type)
 
 
-class _Waiting:
+class _Loading:
     def __init__(self, meter: Meter):
         self._meter = meter
 
@@ -42,7 +69,7 @@ class _Waiting:
         self._began = time.perf_counter()
 
     def __exit__(self, *_):
-        self._meter.loader_wait += time.perf_counter() - self._began
+        self._meter._loading += time.perf_counter() - self._began
 
 
 def peak_memory(device_type: str) -> int:
@@ -50,6 +77,13 @@ def peak_memory(device_type: str) -> int:
     if device_type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def memory_stalls(device_type: str) -> int:
+    """How often memory was short until now: retried allocations on CUDA, pages that came back from disk on the CPU."""
+    if device_type == "cuda":
+        return torch.cuda.memory_stats().get("num_alloc_retries", 0)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 class JsonLines:

@@ -12,9 +12,10 @@ from workers.training.config import TrainingConfig
 
 
 def build_optimizer(model: torch.nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """Fused AdamW; matrices decay, norms and biases do not. Its state exists from the start, so a checkpoint can be loaded into it."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    """Fused AdamW over what trains; matrices decay, norms and biases do not. Its state exists from the start, so a checkpoint can be loaded into it."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
     for parameter in matrices + vectors:
@@ -44,17 +45,17 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
     return config.learning_rate * (config.final_ratio + (1 - config.final_ratio) * shape[config.decay])
 
 
-def local_gradients(model: torch.nn.Module) -> list[tuple[str, torch.Tensor, int]]:
-    """``(name, this rank's part of the gradient, how many ranks hold that same part)``."""
+def local_gradients(model: torch.nn.Module, held_twice: tuple[str, ...] = ()) -> list[tuple[str, torch.Tensor, int]]:
+    """``(name, this rank's part of the gradient, how many ranks hold that same part)``; two pipeline stages have what ``held_twice`` names."""
     found = []
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if gradient is None:
             continue
-        copies = 1
+        copies = 2 if name in held_twice else 1
         if isinstance(gradient, DTensor):
             sizes = zip(gradient.placements, gradient.device_mesh.shape)
-            copies = math.prod(size for placement, size in sizes if placement.is_replicate())
+            copies *= math.prod(size for placement, size in sizes if placement.is_replicate())
             gradient = gradient.to_local()
         found.append((name, gradient, copies))
     return found
@@ -73,13 +74,16 @@ def squared_norm(gradients: list[tuple[str, torch.Tensor, int]]) -> float:
     return (norms.square() / copies).sum().item()
 
 
-def first_non_finite(gradients: list[tuple[str, torch.Tensor, int]]) -> str | None:
-    """The name of the first parameter, in the model's order, whose gradient is not finite on any rank. A collective."""
-    position = next((i for i, (_, g, _) in enumerate(gradients) if not torch.isfinite(g).all()), len(gradients))
-    device = gradients[0][1].device
-    first = torch.tensor(position, device=device)
-    dist.all_reduce(first, op=dist.ReduceOp.MIN)
-    return gradients[first.item()][0] if first.item() < len(gradients) else None
+def first_non_finite(gradients: list[tuple[str, torch.Tensor, int]], stage: int = 0) -> str | None:
+    """The name of the first parameter, in the model's order, whose gradient is not finite on any rank. A collective.
+
+    ``stage`` is this rank's pipeline stage: later stages have later parameters.
+    """
+    ours = next(((stage, i, name) for i, (name, g, _) in enumerate(gradients) if not torch.isfinite(g).all()), None)
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, ours)
+    first = min(filter(None, found), default=None)
+    return first[2] if first is not None else None
 
 
 def scale_(gradients: list[tuple[str, torch.Tensor, int]], factor: float) -> None:

@@ -3,32 +3,44 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from workers.attention.transport import Traffic
 from workers.training.meter import JsonLines, Meter, peak_memory
 
+CPU = torch.device("cpu")
 
-def test_waiting_is_counted_step_by_step():
-    mesh = SimpleNamespace(traffic=Traffic())
-    meter = Meter(mesh)
+
+def a_meter():
+    return Meter(SimpleNamespace(traffic=Traffic(), device_type="cpu"))
+
+
+def test_a_step_is_sampled_from_its_start():
+    meter = a_meter()
     with meter.loading():
         time.sleep(0.02)
     with meter.loading():
         time.sleep(0.02)
-    mesh.traffic.waited += 1.5
-    assert 0.04 <= meter.loader_wait <= meter.seconds()
-    assert meter.exposed_seconds() == 1.5
-    before = meter.seconds()
+    with meter._mesh.traffic.waiting(CPU):
+        time.sleep(0.01)
+    with meter._mesh.traffic.computing(CPU):
+        time.sleep(0.03)
+    meter._mesh.traffic.scores += 7
+    sample = meter.sample()
+    assert 0.04 <= sample.loading and 0.01 <= sample.exposed < 0.03 <= sample.computing
+    assert sample.scores == 7 and sample.memory > 1 << 20
+    assert sample.loading + sample.exposed + sample.computing <= sample.seconds
     meter.start()
-    assert meter.loader_wait == 0 and meter.exposed_seconds() == 0 and meter.seconds() < before
+    again = meter.sample()
+    assert again.loading == again.exposed == again.computing == again.scores == 0 and again.seconds < sample.seconds
 
 
 def test_time_in_a_loader_that_fails_counts_and_the_error_goes_on():
-    meter = Meter(SimpleNamespace(traffic=Traffic()))
+    meter = a_meter()
     with pytest.raises(StopIteration), meter.loading():
         time.sleep(0.01)
         raise StopIteration
-    assert meter.loader_wait >= 0.01
+    assert meter.sample().loading >= 0.01
 
 
 def test_peak_memory_is_in_bytes_and_grows_with_what_is_held():
