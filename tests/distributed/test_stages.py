@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from pipelines.config import Config, load_config
+from pipelines.config import load_config
 from pipelines.train import _write_run_folder, prepare, run_stages
 from tests.distributed.training_cases import losses, rows
 from workers.training import checkpoint as checkpoints
@@ -42,31 +43,30 @@ def on_a_rank(job, spec, data, die_at: int | None):
         return None
 
 
+def run(world, store: Path, folder: Path, rings: tuple[int, int], die_at: int | None = None) -> list[int]:
+    """Run what is left of the two stages, without Ray; gives the number of the sequence that each launch begins with."""
+    config = load_config("code_completion/tiny", (f"corpus.store={store}", *SETTINGS, RINGS % rings))
+    prepared = prepare(config, folder, folder if folder.exists() else None)
+    _write_run_folder(prepared)
+    firsts = []
+
+    def launch(job, mesh, data, cluster):
+        firsts.append(job.start()[1].sequences)
+        result = world.run(on_a_rank, ranks=mesh.world, job=job, spec=mesh, data=data, die_at=die_at)[0]
+        if result is None:
+            raise Crash
+        return result
+
+    try:
+        run_stages(prepared.stages, launch)
+    except Crash:
+        assert die_at is not None
+    return firsts
+
+
 @pytest.fixture(scope="module")
 def stages(world, code_store):
-    """A function that runs the stages of a configuration that are left, and gives the numbers of the sequences each launch began with."""
-
-    def run(folder: Path, rings: tuple[int, int], die_at: int | None = None) -> list[int]:
-        config: Config = load_config("code_completion/tiny", (f"corpus.store={code_store}", *SETTINGS, RINGS % rings))
-        prepared = prepare(config, folder, folder if folder.exists() else None)
-        _write_run_folder(prepared)
-        firsts = []
-
-        def launch(job, mesh, data, cluster):
-            firsts.append(job.start()[1].sequences)
-            result = world.run(on_a_rank, ranks=mesh.world, job=job, spec=mesh, data=data, die_at=die_at)[0]
-            if result is None:
-                raise Crash
-            return result
-
-        if die_at is None:
-            run_stages(prepared.stages, launch)
-        else:
-            with pytest.raises(Crash):
-                run_stages(prepared.stages, launch)
-        return firsts
-
-    return run
+    return partial(run, world, code_store)
 
 
 @pytest.fixture(scope="module")
