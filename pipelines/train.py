@@ -98,6 +98,7 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
         with naming_stage(number, len(config.stages)):
             stages.append(_stage(stage, run, start, init, first_step, store))
         first_step = stages[-1].job.last_step
+        init = init if config.adapter.rank is not None else None  # a later stage has the checkpoint of the one before
     if start is not None:
         stages = _stages_left(stages, start)
         _check_start(start, stages[0], config, store)
