@@ -82,7 +82,7 @@ def run_training(
     windows = (lambda first: stream(first, training.context, mesh, spec.dp)) if leader else None
     fresh = (lambda: stream(10_000, training.context, mesh, spec.dp)) if leader else None
     try:
-        return {**train(job, mesh, windows, fresh, after_backward), "seen": seen[-1]}
+        return {**train(job, mesh, windows, fresh, after_backward), "seen": seen[-1] if seen else None}
     except KeyboardInterrupt:
         return {"died": die_at}
 
