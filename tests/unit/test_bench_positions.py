@@ -120,7 +120,8 @@ def test_options_become_an_experiment():
 # fmt: off
 @pytest.mark.parametrize("arguments, said", [
     (["--context", "0"], "--context is 0; it must be at least 1"), (["--dim", "100"], "--dim is 100; it must be a multiple of 32"),
-    (["--multiples", "1,x"], "--multiples is '1,x'"), (["--multiples", "1,3,4"], "each must divide the largest"), (["--multiples", "1"], "each must divide"),
+    (["--multiples", "1,x"], "--multiples is '1,x'"), (["--multiples", "1,3,4"], "each must divide the largest"),
+    (["--multiples", "1"], "each must divide the largest, which is more than 1"),
     (["--multiples", "0,2"], "--multiples is '0,2'"), (["--store", "/nowhere"], "/nowhere"), (["--seed", "-1"], "--seed is -1"),
     (["--context", "1000000000"], "documents have more than 16000000000 tokens"), (["--out", __file__], "is a file; name a folder"),
 ])

@@ -82,13 +82,14 @@ def test_keys_of_keys_are_read_changed_and_printed(file):
     assert (config.model.rope_scaling.rope_type, config.model.rope_scaling.factor) == ("yarn", 8.0)
     assert load_config(file(config.to_yaml())) == config
     assert load_config(file(config.to_yaml()), ("model.rope_scaling=",)).model.rope_scaling is None
-    assert load_config(file("model: {rope_scaling: }"), ("model.rope_scaling.rope_type=linear", "model.rope_scaling.factor=2")).model.rope_scaling.factor == 2
+    one_by_one = ("model.rope_scaling.rope_type=linear", "model.rope_scaling.factor=2")
+    assert load_config(file("model: {rope_scaling: }"), one_by_one).model.rope_scaling.factor == 2
 
 
 @pytest.mark.parametrize(
     "assignment, said",
     [
-        ("model.rope_scaling={rope_type: yarn, factr: 4}", "unknown configuration key model.rope_scaling.factr; the nearest is model.rope_scaling.factor"),
+        ("model.rope_scaling={rope_type: yarn, factr: 4}", "key model.rope_scaling.factr; the nearest is model.rope_scaling.factor"),
         ("model.rope_scaling={factor: 4}", "model.rope_scaling.rope_type is not set"),
         ("model.rope_scaling={rope_type: linear, factor: four}", "model.rope_scaling.factor is 'four'"),
         ("model.rope_scaling={rope_type: linear, factor: 0.5}", "model.rope_scaling.factor is 0.5; it must be at least 1"),

@@ -159,7 +159,11 @@ def test_each_row_and_each_document_has_its_own_length():
     assert torch.equal(table[0][1], rotary_table(positions[1:], 8, THETA)[0][0])
 
 
-# fmt: off
+YARN = dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=32)
+LLAMA3 = dict(rope_type="llama3", factor=2.0, original_max_position_embeddings=32)
+LONG = dict(rope_type="longrope", factor=2.0, original_max_position_embeddings=32, short_factor=[1.0] * 16, long_factor=[1.0] * 16)
+
+
 @pytest.mark.parametrize("given, said", [
     (dict(rope_type="ntk"), "rope_scaling.rope_type is 'ntk'; it must be one of linear, dynamic, yarn, llama3, longrope"),
     (dict(factor=2.0), "rope_scaling.rope_type is not set"),
@@ -170,16 +174,15 @@ def test_each_row_and_each_document_has_its_own_length():
     (dict(rope_type="linear", factor="4"), "rope_scaling.factor is '4'; it must be a number"),
     (dict(rope_type="linear", factor=math.nan), "rope_scaling.factor is nan; it must be a number"),
     (dict(rope_type="linear", factor=2.0, beta_fast=32.0), "rope_scaling.beta_fast is 32.0, but linear has no such key"),
-    (dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=0), "original_max_position_embeddings is 0; it must be at least 2"),
-    (dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=32, beta_fast=1.0, beta_slow=2.0), "beta_fast is 1.0; it must be at least beta_slow"),
-    (dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=32, truncate=1), "truncate is 1; it must be true or false"),
-    (dict(rope_type="llama3", factor=2.0, original_max_position_embeddings=32, low_freq_factor=4, high_freq_factor=4), "more than low_freq_factor = 4"),
-    (dict(rope_type="longrope", factor=2.0, original_max_position_embeddings=32, short_factor=[1.0], long_factor=[1.0] * 16), "short_factor has 1 numbers"),
-    (dict(rope_type="longrope", factor=2.0, original_max_position_embeddings=32, short_factor=[1.0] * 16, long_factor=2), "long_factor has 1 numbers"),
-    (dict(rope_type="longrope", factor=2.0, original_max_position_embeddings=32, short_factor=[1.0] * 16, long_factor=[0.0] * 16), "long_factor is 0.0"),
-    (dict(rope_type="longrope", original_max_position_embeddings=32, short_factor=[1.0] * 16, long_factor=[1.0] * 16), "neither factor nor attention_factor"),
-])
-# fmt: on
+    (YARN | dict(original_max_position_embeddings=0), "original_max_position_embeddings is 0; it must be at least 2"),
+    (YARN | dict(beta_fast=1.0, beta_slow=2.0), "beta_fast is 1.0; it must be at least beta_slow = 2.0"),
+    (YARN | dict(truncate=1), "truncate is 1; it must be true or false"),
+    (LLAMA3 | dict(low_freq_factor=4, high_freq_factor=4), "high_freq_factor is 4; it must be more than low_freq_factor = 4"),
+    (LONG | dict(short_factor=[1.0]), "short_factor has 1 numbers; it must have model.head_dim / 2 = 16"),
+    (LONG | dict(long_factor=2), "long_factor has 1 numbers"),
+    (LONG | dict(long_factor=[0.0] * 16), "long_factor is 0.0; it must be more than 0"),
+    (LONG | dict(factor=None), "neither factor nor attention_factor"),
+])  # fmt: skip
 def test_a_scaling_that_cannot_be(given, said):
     with pytest.raises(ValueError) as error:
         ModelConfig(rope_scaling=given)  # heads of 32
