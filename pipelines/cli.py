@@ -166,6 +166,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     from pipelines.config import load_config
     from pipelines.tracking.lines import read_rows
     from pipelines.train import execute, prepare
+    from workers.model.adapter import count_parameters
 
     with wrong_input():
         if source is None and resume is None:
@@ -177,7 +178,8 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         out = out or resume or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         prepared = prepare(config, Path(out), Path(resume) if resume else None)
     run = prepared.job.run
-    click.echo(f"run {run}\nmodel {_parameters_line(prepared.job)} · record {prepared.uri}", err=True)
+    trained, total = count_parameters(prepared.job.model, prepared.job.adapter)
+    click.echo(f"run {run}\nmodel {_parameters_line(trained, total)} · record {prepared.uri}", err=True)
     for stage in prepared.stages:
         job = stage.job
         click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {_mesh_line(stage.mesh)}", err=True)
@@ -195,7 +197,10 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         if result["stopped"]:
             raise Stop(f"stopped after step {result['step']}, which is saved; go on with: ringspan train --resume {run}", FAILED)
         evaluations = read_rows(run / "evaluations.jsonl") if (run / "evaluations.jsonl").exists() else []
-        value = {**result, "run": str(run), "tracking_uri": prepared.uri, "evaluations": evaluations}
+        value = {
+            **result, "run": str(run), "parameters": total, "trained_parameters": trained, "tracking_uri": prepared.uri,
+            "evaluations": evaluations,
+        }  # fmt: skip
         _answer(as_json, value, report.closing_report(run, tracker.info), stdout)
 
 
@@ -245,17 +250,18 @@ def import_(source, out, special_tokens, as_json, verbose) -> None:
 @click.argument("source", metavar="RUN|CHECKPOINT|MODEL")
 @click.option("--out", required=True, metavar="FOLDER", help="The folder to write.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights. Default: as they are; a run's are float32.")
+@click.option("--adapter-only", is_flag=True, help="Write a run's adapter alone, for PEFT. By default it is merged into its base.")
 @json_option
 @verbose_option
-def export(source, out, dtype, as_json, verbose) -> None:
+def export(source, out, dtype, adapter_only, as_json, verbose) -> None:
     """Write a model as a folder that Hugging Face transformers opens."""
-    from pipelines.models.exporting import export_model
+    from pipelines.models.exporting import export_adapter, export_model
     from pipelines.paths import absolute, check_folder
 
     with wrong_input():
         out = absolute(out, "--out")
         check_folder(out, "--out")
-        result = export_model(absolute(source, "RUN|CHECKPOINT|MODEL"), out, dtype)
+        result = (export_adapter if adapter_only else export_model)(absolute(source, "RUN|CHECKPOINT|MODEL"), out, dtype)
     _answer(as_json, vars(result), f"{result.architecture}: {result.parameters:,} parameters in {result.dtype}\nfolder: {result.folder}")
 
 
@@ -327,6 +333,34 @@ def bench_attention(out, as_json, verbose, **options) -> None:
         raise Stop(f"{len(result['failed'])} of {len(cases)} cases failed; the first, {first['case']}: {first['error']}", FAILED)
 
 
+@bench.command("positions", epilog="Example: ringspan bench positions --store corpora/project --out bench")
+@click.option("--store", metavar="FOLDER", help="A token store to learn from; by default the bytes of this Python's standard library.")
+@click.option("--context", default=256, show_default=True, help="L, the tokens that the models are trained at.")
+@click.option("--multiples", default="1,2,4,8,16", show_default=True, metavar="N,...", help="Multiples of L at which they are scored.")
+@click.option("--steps", default=800, show_default=True, help="Training steps of each model.")
+@click.option("--batch", default=8, show_default=True, help="Sequences of a step.")
+@click.option("--dim", default=128, show_default=True)
+@click.option("--layers", default=4, show_default=True)
+@click.option("--windows", default=16, show_default=True, help="Most documents that are held out for scoring.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--quick", is_flag=True, help="The smallest sizes, in place of those given: seconds, to see that it runs.")
+@click.option("--out", metavar="FOLDER", help="Write positions.json and positions.png there.")
+@json_option
+@verbose_option
+def bench_positions(out, as_json, verbose, **options) -> None:
+    """Accuracy of rotary positions up to ten million tokens, and position encodings beyond the trained length."""
+    from pipelines.bench.positions import Options, prepare, run, table
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        experiment, text = prepare(Options(**options))
+        if out is not None:
+            out = absolute(out, "--out")
+            check_folder(out, "--out")
+    result = run(experiment, text, out, say=lambda line: click.echo(line, err=True))
+    _answer(as_json, result, table(result))
+
+
 @main.command(epilog="Example: ringspan ui --runs runs")
 @click.option("--runs", default="runs", show_default=True, help="Folder of runs whose mlflow.db is shown.")
 @click.option("--port", default=5000, show_default=True)
@@ -351,13 +385,8 @@ def _mesh_line(mesh) -> str:
     return f"dp {mesh.dp} × {stages}ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout}{copies}{together})"
 
 
-def _parameters_line(job) -> str:
-    from workers.model.adapter import count_parameters
-
-    if job.adapter.rank is None:
-        return f"{job.model.parameters:,} parameters"
-    trained, total = count_parameters(job.model, job.adapter)
-    return f"{total:,} parameters, of which {trained:,} train ({trained / total:.2%})"
+def _parameters_line(trained: int, total: int) -> str:
+    return f"{total:,} parameters" if trained == total else f"{total:,} parameters, of which {trained:,} train ({trained / total:.2%})"
 
 
 @contextlib.contextmanager

@@ -279,7 +279,7 @@ def _check_adapter(start: Path, job: Job) -> None:
         if (was := getattr(adapter, name)) != value:
             raise ValueError(f"{start} holds another adapter: adapter.{name} is {was} there and {value} here")
     if base is not None and not base.same_weights(job.base):
-        raise ValueError(f"{start} is an adapter of {base}, here the base is {job.base}")
+        raise ValueError(f"{start} is an adapter of {base}, here the base is {job.base}; start from the same checkpoint.init and training.seed")
 
 
 def _check_start(start: Path, stage: Stage, config: Config, store: TokenStore) -> None:

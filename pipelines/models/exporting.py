@@ -1,9 +1,10 @@
-"""A run, a checkpoint or a model folder → a folder that transformers opens: weights, architecture, tokenizer."""
+"""A run, a checkpoint or a model folder → a folder that transformers opens: weights, architecture, tokenizer. Or an adapter, for PEFT."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -11,9 +12,14 @@ import torch
 from pipelines.corpus.tokenizer import FILE_NAME, load_tokenizer
 from pipelines.models.source import ORIGIN, open_source
 from workers.inference.generate import load_decoder
-from workers.model.huggingface import check_weights, is_model_folder, model_tensors, new_folder, read_config, to_huggingface, write_folder
+from workers.model.huggingface import (
+    check_weights, from_huggingface, is_model_folder, model_tensors, new_folder, read_config, to_huggingface, write_folder,
+)  # fmt: skip
 from workers.model.huggingface.config import ARCHITECTURES
+from workers.model.huggingface.peft import save_adapter
+from workers.training import checkpoint as checkpoints
 
+log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -27,7 +33,7 @@ class Exported:
 
 
 def export_model(path: Path, out: Path, dtype: str | None = None) -> Exported:
-    """Write what ``path`` means to the new folder ``out``.
+    """Write what ``path`` means to the new folder ``out``; a run's adapter is merged into its base.
 
     ``dtype`` None keeps what is there: a model folder's own types, the float32 in which a run trains.
     Raises ValueError, one line, for a model that no architecture of transformers computes.
@@ -54,6 +60,33 @@ def export_model(path: Path, out: Path, dtype: str | None = None) -> Exported:
             (partial / name).write_text(text, encoding="utf-8")
     written = {str(kind).removeprefix("torch.") for _, kind in sizes.values()}
     return Exported(str(out), ARCHITECTURES[raw["model_type"]], source.model.parameters, ", ".join(sorted(written)), str(source.weights))
+
+
+def export_adapter(path: Path, out: Path, dtype: str | None = None) -> Exported:
+    """Write the adapter that ``path``, a run or a checkpoint, trained to the new folder ``out``, without its base.
+
+    Raises ValueError, one line, for what has no adapter, and for one whose base is not the model folder that it was.
+    """
+    source = open_source(path, "the path")
+    if is_model_folder(source.folder):
+        raise ValueError(f"{path} is a model folder and has no adapter; leave out --adapter-only")
+    adapter, base = checkpoints.read_adapter(source.weights)
+    if base is None:
+        raise ValueError(f"{source.weights} has no adapter, all its weights were trained; leave out --adapter-only")
+    if base.folder is None:
+        raise ValueError(f"the adapter's base is {base}, which no folder holds; leave out --adapter-only")
+    base.check()
+    wanted = DTYPES[dtype or "float32"]
+    theirs = read_config(Path(base.folder))
+    raw = to_huggingface(source.model, wanted, like=theirs, context=source.context)
+    for name, value in dataclasses.asdict(from_huggingface(theirs)).items():
+        if (ours := dataclasses.asdict(source.model)[name]) != value:
+            log.warning("the adapter was trained with model.%s = %s, its base says %s: set it when the two are loaded, or export them merged",
+                        name, ours, value)  # fmt: skip
+    trained = checkpoints.read_weights(source.weights)
+    save_adapter(out, trained, adapter, source.model, Path(base.folder), wanted)
+    count = sum(tensor.numel() for tensor in trained.values())
+    return Exported(str(out), f"adapter of {ARCHITECTURES[raw['model_type']]}", count, str(wanted).removeprefix("torch."), str(source.weights))
 
 
 def _tokenizer_files(run: Path, with_config: bool) -> dict[str, str]:

@@ -7,10 +7,12 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 
+from tests.distributed.test_huggingface import folder_of
 from tests.distributed.test_training import assert_same_curve, name_of
 from tests.distributed.training_cases import MODEL, losses, rows, run_training, with_steps
 from workers.inference.generate import load_decoder
 from workers.mesh import MeshSpec
+from workers.model import load_pretrained
 from workers.model.adapter import AdapterConfig
 from workers.training import checkpoint as checkpoints
 from workers.training.config import CheckpointConfig
@@ -93,9 +95,24 @@ def test_resume_on_another_mesh(world, one_process, tmp_path, second):  # T2
     assert_same_curve(tmp_path, one_process)
 
 
+def test_an_adapter_of_a_model_folder(world, tmp_path):
+    """The folder is read again at a resume on another mesh, and under the adapter when the whole is loaded."""
+    source = folder_of(MODEL, tmp_path / "model")
+    common = dict(training=with_steps(4, learning_rate=1e-2), adapter=OPENED, checkpoint=CheckpointConfig(every=2), init=str(source))
+    world.run(run_training, ranks=1, spec=MeshSpec(), run=str(tmp_path / "one"), **common)
+    world.run(run_training, ranks=2, spec=MeshSpec(dp=2), run=str(tmp_path / "two"), die_at=4, **common)
+    world.run(run_training, ranks=2, spec=MeshSpec(tp=2), run=str(tmp_path / "two"), **common)
+    assert_same_curve(tmp_path / "two", tmp_path / "one")
+    ours, theirs = (load_decoder(checkpoints.latest(tmp_path / run / "checkpoints")) for run in ("two", "one"))
+    base, frozen = dict(load_pretrained(source).named_parameters()), {*ALL, "lm_head"} - {*OPENED.targets}
+    for (name, parameter), reference in zip(ours.named_parameters(), theirs.parameters()):
+        torch.testing.assert_close(parameter, reference, rtol=1e-3, atol=1e-4)
+        assert torch.equal(parameter, base[name]) == name.endswith(tuple(f"{part}.weight" for part in frozen)), name
+
+
 def test_a_planted_nan_is_skipped_by_all_ranks_together(world, tmp_path):  # T3
     nan = dict(nan_at=(3,), nan_rank=1, nan_in="layers.1.self_attn.q_proj.lora_B.weight")
-    results = world.run(run_training, ranks=4, spec=MeshSpec(dp=2, tp=2), run=str(tmp_path), training=TRAINING, adapter=ADAPTER, **nan)
+    results = world.run(run_training, ranks=2, spec=MeshSpec(tp=2), run=str(tmp_path), training=TRAINING, adapter=ADAPTER, **nan)
     assert [row["skipped_steps"] for row in rows(tmp_path)] == [0, 0, 1, 1, 1, 1]
     assert len({result["loss"] for result in results}) == 1
 

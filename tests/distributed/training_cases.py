@@ -54,19 +54,20 @@ def stream(first: int, context: int, mesh, dp: int):
 
 def run_training(
     spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
-    resume: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
+    resume: str | None = None, init: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
     nan_in: str = "layers.1.mlp.up_proj.weight", memory: MemoryConfig = MemoryConfig(), adapter: AdapterConfig = AdapterConfig(),
-    look=lambda model: None,
+    look=lambda model: None, device_type: str = "cpu",
 ) -> dict:
     """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank.
 
     ``look(model)`` is called after each backward; what it says of the last step is in the result as ``seen``.
     """
-    mesh = spec.build("cpu")
+    mesh = spec.build(device_type)
     Path(run).mkdir(parents=True, exist_ok=True)
     job = Job(
-        model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None, memory=memory, adapter=adapter
-    )
+        model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None,
+        init=Path(init) if init else None, memory=memory, adapter=adapter,
+    )  # fmt: skip
     seen = []
 
     def after_backward(step, decoder):
@@ -81,7 +82,7 @@ def run_training(
     windows = (lambda first: stream(first, training.context, mesh, spec.dp)) if leader else None
     fresh = (lambda: stream(10_000, training.context, mesh, spec.dp)) if leader else None
     try:
-        return {**train(job, mesh, windows, fresh, after_backward), "seen": seen[-1]}
+        return {**train(job, mesh, windows, fresh, after_backward), "seen": seen[-1] if seen else None}
     except KeyboardInterrupt:
         return {"died": die_at}
 

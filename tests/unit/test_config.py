@@ -74,6 +74,33 @@ def test_a_quoted_text_stays_a_text(name):
     assert load_config(None, (f'corpus.store="{name}"',)).corpus.store == name
 
 
+YARN = "{rope_type: yarn, factor: 4, original_max_position_embeddings: 4096}"
+
+
+def test_keys_of_keys_are_read_changed_and_printed(file):
+    config = load_config(None, (f"model.rope_scaling={YARN}", "model.rope_scaling.factor=8"))
+    assert (config.model.rope_scaling.rope_type, config.model.rope_scaling.factor) == ("yarn", 8.0)
+    assert load_config(file(config.to_yaml())) == config
+    assert load_config(file(config.to_yaml()), ("model.rope_scaling=",)).model.rope_scaling is None
+    one_by_one = ("model.rope_scaling.rope_type=linear", "model.rope_scaling.factor=2")
+    assert load_config(file("model: {rope_scaling: }"), one_by_one).model.rope_scaling.factor == 2
+
+
+@pytest.mark.parametrize(
+    "assignment, said",
+    [
+        ("model.rope_scaling={rope_type: yarn, factr: 4}", "key model.rope_scaling.factr; the nearest is model.rope_scaling.factor"),
+        ("model.rope_scaling={factor: 4}", "model.rope_scaling.rope_type is not set"),
+        ("model.rope_scaling={rope_type: linear, factor: four}", "model.rope_scaling.factor is 'four'"),
+        ("model.rope_scaling={rope_type: linear, factor: 0.5}", "model.rope_scaling.factor is 0.5; it must be at least 1"),
+        ("model.rope_scaling=4", "model.rope_scaling is 4"),
+        ("training.steps.often=4", "unknown configuration key training.steps.often"),
+    ],
+)
+def test_a_wrong_key_of_a_key_is_refused_by_its_whole_name(assignment, said):
+    assert said in refusal(None, assignment)
+
+
 def test_an_empty_file_and_an_empty_section_are_the_defaults(file):
     assert load_config(file("")) == load_config(file("# nothing\n")) == load_config(None)
     assert load_config(file("training: {}\n")) == load_config(None)
@@ -89,6 +116,7 @@ def test_an_empty_file_and_an_empty_section_are_the_defaults(file):
         ("mesh.rings=2", "mesh.ring"),
         ("corpus.stor=x", "corpus.store"),
         ("checkpoints.every=5", "checkpoint.every"),
+        ("model.rope_scaling.factr=4", "model.rope_scaling.factor"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_right_one(assignment, nearest):

@@ -46,10 +46,13 @@ def leave_checkpoint(run: Prepared, step: int, named: bool = True) -> None:
     folder = run.job.checkpoint_folder / f"step-{step:08d}"
     folder.mkdir(parents=True)
     stage = next(stage for stage in run.stages if step <= stage.job.last_step)
-    plan = stage.data.train
+    plan, job = stage.data.train, stage.job
     tokens = sum(span.stop - span.start - span.context_only for g in range(2 * step) for span in plan.window(g))
     progress = {"step": step, "tokens": tokens, "sequences": 2 * step, "skipped_steps": 0} | ({"windows": plan.fingerprint} if named else {})
-    (folder / "state.json").write_text(json.dumps({"progress": progress, "model": dataclasses.asdict(stage.job.model)}))
+    state = {"progress": progress, "model": dataclasses.asdict(job.model)}
+    if job.base is not None:
+        state["adapter"] = {"config": dataclasses.asdict(job.adapter), "base": dataclasses.asdict(job.base)}
+    (folder / "state.json").write_text(json.dumps(state))
 
 
 def test_a_run_is_settled_and_written_down_in_full(prepared, code_store, tmp_path):
@@ -87,6 +90,7 @@ def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, c
     (["model.positions=alibi", "attention.backend=cuda"], "attention.backend 'cuda' has no ALiBi; use auto or reference"),
     (["attention.backend=flash2"], "attention.backend 'flash2' does not compute float32, only bfloat16, float16"),
     (["model.summaries=4"], "model.summaries is 4, but model.segment is not set"),
+    (["adapter.rank=17"], "adapter.rank = 17 is more than the rank of k_proj, which is 16 × 32"),
     (["mesh.tp=4"], "2 KV heads do not divide by tp × ulysses = 4 × 1"),
     (["mesh.tp=2", "model.ffn_dim=65"], "model.ffn_dim = 65 does not divide by mesh.tp = 2"),
     (["mesh.dp=2", "training.batch=3"], "training.batch = 3 sequences do not divide by mesh.dp × training.micro_batch = 2 × 1"),
@@ -96,6 +100,8 @@ def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, c
     (["corpus.held_out=1"], "is 1.0; it must be at least 0 and less than 1"),
     (["model.vocab_size=100"], "of 264 ids, but model.vocab_size is 100; leave it null"),
     (["tracking.uri=./mlruns"], "tracking uri './mlruns'"),
+    (["memory.recompute=some"], "memory.recompute is 'some'; it must be one of none, full, selective"),
+    (["memory.offload=disk", "memory.offload_folder=/dev/null"], "memory.offload_folder /dev/null: /dev/null is a file; name a folder"),
 ])
 # fmt: on
 def test_what_does_not_fit_together(prepared, settings, said):
@@ -265,6 +271,29 @@ class TestStages:
         with pytest.raises(ValueError) as caught:
             prepared(f"stages={stages}")
         assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# fmt: off
+@pytest.mark.parametrize("before, now, said", [
+    (["adapter.rank=4"], ["adapter.rank=8"], "step-00000002 holds another adapter: adapter.rank is 4 there and 8 here"),
+    (["adapter.rank=4"], ["adapter.rank=4", "adapter.targets=[q_proj]"], "adapter.targets is ('q_proj', 'k_proj', 'v_proj', 'o_proj') there and ('q_proj',) here"),
+    (["adapter.rank=4"], [], "step-00000002 is an adapter of rank 4, but adapter.rank is not set; keep it"),
+    ([], ["adapter.rank=4"], "step-00000002 has no adapter, but adapter.rank is 4; leave it null, or start a new run from an export of this one"),
+    (["adapter.rank=4", "corpus.held_out=0"], ["adapter.rank=4", "corpus.held_out=0", "corpus.store={other}", "training.seed=3"],
+     "step-00000002 is an adapter of the weights of seed 0, here the base is the weights of seed 3"),
+])
+# fmt: on
+def test_resume_with_another_adapter(prepared, code_store, tmp_path, before, now, said):
+    run = prepared(*before, out="adapted")
+    _write_run_folder(run)
+    leave_checkpoint(run, 2)
+    prepared(*before, out="adapted", resume=run.job.run)
+    other = shutil.copytree(code_store, tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "another"}))
+    with pytest.raises(ValueError) as caught:
+        prepared(*(setting.format(other=other) for setting in now), out="adapted", resume=run.job.run)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_resume_with_a_store_of_another_tokenizer(prepared, finished):

@@ -54,8 +54,9 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     pending = prompt
     for _ in range(new_tokens):
+        length = caches[0].length + len(pending)
         for start in range(0, len(pending), prefill):
-            logits_V = _next_logits(model, pending[start : start + prefill], caches, device)[:vocabulary]
+            logits_V = _next_logits(model, pending[start : start + prefill], length, caches, device)[:vocabulary]
         token = _choose(logits_V, temperature, generator)
         if token in stop:
             return
@@ -63,13 +64,16 @@ def generate(
         pending = [token]
 
 
-def _next_logits(model: Decoder, tokens: list[int], caches: list[KVCache], device) -> torch.Tensor:
-    """Logits [V] of what follows ``tokens``; the caches hold what stands before them, and then them as well."""
+def _next_logits(model: Decoder, tokens: list[int], length: int, caches: list[KVCache], device) -> torch.Tensor:
+    """Logits [V] of what follows ``tokens``; the caches hold what stands before them, and then them as well.
+
+    ``length`` is that of the sequence as far as it is known, of which ``tokens`` may be a chunk.
+    """
     first = caches[0].length
     tokens_BS = torch.tensor([tokens], device=device)
     positions_BS = torch.arange(first, first + len(tokens), device=device)[None]
     last = lambda hidden_BSD, weight_VD: weight_VD @ hidden_BSD[0, -1]  # the one row that is needed
-    return model(tokens_BS, positions_BS, model.config.pattern(), head=last, caches=caches)
+    return model(tokens_BS, positions_BS, model.config.pattern(), length=torch.tensor([[length]], device=device), head=last, caches=caches)
 
 
 def _choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

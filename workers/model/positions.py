@@ -77,6 +77,8 @@ class RopeScaling:
                 object.__setattr__(self, name, tuple(value) if isinstance(value, (list, tuple)) else (value,))
             if name != "truncate":
                 _check_number(name, getattr(self, name))
+            elif not isinstance(value, bool):
+                raise ValueError(f"model.rope_scaling.truncate is {value!r}; it must be true or false")
         if self.rope_type == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"model.rope_scaling.high_freq_factor is {self.high_freq_factor}; it must be more than low_freq_factor = {self.low_freq_factor}"

@@ -20,6 +20,9 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "
 HEAD_DIM = {"qwen3": 128}  # what a config of this type means that names none; others: hidden size / heads
 CONTEXT = 2048  # of a model that never said: Llama's default for max_position_embeddings
 
+SIZES = {
+    "dim": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "ffn_dim": "intermediate_size", "vocab_size": "vocab_size",
+}  # fmt: skip
 # Key → the only value (beside null) that this decoder computes.
 ONLY = {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "partial_rotary_factor": 1.0}
 # Fields of ModelConfig that none of the architectures has; exported only at their default.
@@ -58,18 +61,16 @@ def from_huggingface(raw: dict, where: str = CONFIG_FILE) -> ModelConfig:
     for key, only in ONLY.items():
         if raw.get(key, only) not in (None, only) and not (key == "attention_bias" and kind in ("mistral", "qwen2")):
             raise ValueError(f"{where} has {key} = {raw[key]!r}; only {only!r} is supported for {ARCHITECTURES[kind]}")
-    try:
-        heads, dim = raw["num_attention_heads"], raw["hidden_size"]
-        sizes = dict(dim=dim, layers=raw["num_hidden_layers"], heads=heads, ffn_dim=raw["intermediate_size"], vocab_size=raw["vocab_size"])
-    except KeyError as error:
-        raise ValueError(f"{where} does not say {error.args[0]}") from None
+    for key in SIZES.values():
+        if not isinstance(raw.get(key), int):
+            raise ValueError(f"{where}: {key} is {raw.get(key)!r}; it must be a whole number")
+    sizes = {ours: raw[theirs] for ours, theirs in SIZES.items()}
     theta, scaling = _rope(raw, where)
     try:
         return ModelConfig(
             **sizes, kv_heads=raw.get("num_key_value_heads"), head_dim=raw.get("head_dim") or HEAD_DIM.get(kind),
             norm_eps=raw.get("rms_norm_eps", 1e-6), rope_theta=theta, tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3", window=_window(raw, kind, where),
-            **({"rope_scaling": scaling} if scaling else {}),
+            qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3", window=_window(raw, kind, where), rope_scaling=scaling,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
@@ -108,10 +109,9 @@ def to_huggingface(config: ModelConfig, dtype: torch.dtype, *, like: dict | None
         "torch_dtype": str(dtype).removeprefix("torch."),
         **kept,
     }
-    scaling = getattr(config, "rope_scaling", None)
-    if scaling is not None:
-        given = {key: value for key, value in dataclasses.asdict(scaling).items() if value is not None}
-        if scaling.rope_type == "dynamic":  # there the original length goes by this name, and only by it
+    if config.rope_scaling is not None:
+        given = {key: value for key, value in dataclasses.asdict(config.rope_scaling).items() if value is not None}
+        if config.rope_scaling.rope_type == "dynamic":  # there the original length goes by this name, and only by it
             raw["max_position_embeddings"] = given.pop("original_max_position_embeddings")
         raw["rope_scaling"] = given
     if kind == "mistral":
