@@ -52,9 +52,7 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     check_folder(run, "--out")
     mesh = config.mesh_spec()
     _check_machine(mesh)
-    micro_steps = config.training.micro_steps(mesh.dp)
-    if micro_steps < mesh.pp:
-        log.warning("%d micro-batches a step for mesh.pp = %d stages: some always wait; raise training.batch", micro_steps, mesh.pp)
+    config.training.micro_steps(mesh.dp)
     if config.corpus.store is None:
         raise ValueError("corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`, then --set corpus.store=STORE")
     store = TokenStore.open(absolute(config.corpus.store, "corpus.store"))

@@ -23,22 +23,17 @@ def forward_backward(model: Decoder, mesh, batches: Iterator[Batch], count: int)
     Without stages only one micro-batch is there at a time. Returns this rank's share of the loss sum and of the number of
     targets; the shares of all ranks add up to those of the step.
     """
+    head_of = partial(loss_head, mesh=mesh)
     loss_sum = targets = 0.0
     if mesh.spec.pp > 1:
         batches = list(batches)
-        losses = pipeline.forward_backward(model, mesh, batches, partial(loss_head, mesh=mesh))
-        if mesh.is_last_stage:
-            loss_sum, targets = sum(losses), sum(_targets(batch) for batch in batches)
-        return loss_sum / mesh.spec.tp, targets / mesh.spec.tp
+        loss_sum = sum(loss / mesh.spec.tp for loss in pipeline.forward_backward(model, mesh, batches, head_of))
     for number, batch in enumerate(batches, 1):
-        if mesh.spec.replicate > 1:
-            model.set_requires_all_reduce(number == count)
-        loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=loss_head(batch, mesh))
-        loss.backward()
-        loss_sum += loss.item() / mesh.spec.tp
-        targets += _targets(batch) / mesh.spec.tp
-    return loss_sum, targets
-
-
-def _targets(batch: Batch) -> int:
-    return (batch.targets != IGNORE).sum().item()
+        if mesh.spec.pp == 1:
+            if mesh.spec.replicate > 1:
+                model.set_requires_all_reduce(number == count)
+            loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head_of(batch))
+            loss.backward()
+            loss_sum += loss.item() / mesh.spec.tp
+        targets += (batch.targets != IGNORE).sum().item() / mesh.spec.tp
+    return loss_sum, targets if mesh.is_last_stage else 0.0
