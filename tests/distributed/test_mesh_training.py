@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from tests.distributed.test_training import assert_same_curve
 from tests.distributed.training_cases import MODEL, losses, rows, run_training, with_steps
+from workers import parallel
 from workers.mesh import MeshSpec
 from workers.parallel import pipeline
 from workers.training.config import CheckpointConfig
@@ -52,6 +53,22 @@ def test_the_mesh_changes_nothing_but_speed(world, references, tmp_path, name): 
 def test_a_micro_batch_of_several_sequences_travels_whole(world, references, tmp_path):
     training = dataclasses.replace(TRAINING, micro_batch=2)
     world.run(run_training, ranks=2, spec=MeshSpec(pp=2), run=str(tmp_path), model=DEEP, training=training, held_out=1)
+    assert_same_curve(tmp_path, references[DEEP])
+
+
+def train_as_if_large(**arguments) -> None:
+    """Blocks give their whole weights back after forward, with other micro-batches still to go backward through them."""
+    small, parallel.SMALL_MODEL_BYTES = parallel.SMALL_MODEL_BYTES, 0
+    try:
+        run_training(**arguments)
+    finally:
+        parallel.SMALL_MODEL_BYTES = small
+
+
+@pytest.mark.parametrize("spec", [MeshSpec(pp=2, ring=2, sync_every_blocks=2), MeshSpec(dp=2, ring=2, replicate=2)], ids=["stages", "copies"])
+def test_a_large_model_gathers_its_weights_again(world, references, tmp_path, spec):
+    held_out = 4 // spec.dp
+    world.run(train_as_if_large, ranks=4, spec=spec, run=str(tmp_path), model=DEEP, training=TRAINING, held_out=held_out)
     assert_same_curve(tmp_path, references[DEEP])
 
 
