@@ -100,6 +100,10 @@ def check_resources(job: Job, mesh: MeshSpec, config: ClusterConfig) -> None:
     backend, device = BACKENDS.get(job.backend), "cuda" if gpus else "cpu"
     if backend is not None and backend.device not in (None, device):
         raise ClusterTooSmall(f"attention.backend {backend.name!r} cannot run on {device}, where this run is; use auto or reference")
+    try:
+        job.memory.check_device(device)
+    except ValueError as error:
+        raise ClusterTooSmall(str(error)) from error
     streams = 2 if job.held_out else 1
     need = {"CPU": mesh.world * config.cpus_per_worker + streams, "GPU": mesh.world * gpus}
     for kind, amount in need.items():

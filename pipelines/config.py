@@ -17,6 +17,7 @@ from pipelines.paths import read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
 from workers.model.config import ModelConfig
+from workers.parallel.memory import MemoryConfig
 from workers.training.config import CheckpointConfig, TrainingConfig
 
 PRESETS = Path(__file__).parent / "presets"
@@ -111,6 +112,7 @@ class Config(BaseModel):
     mesh: MeshConfig = MeshConfig()
     attention: AttentionConfig = AttentionConfig()
     training: TrainingConfig = TrainingConfig()
+    memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -63,8 +63,9 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     data = _data(config, store)
     per_group = math.ceil(data.held_out_windows / mesh.dp)
     job = Job(
-        model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, checkpoint
-    )
+        model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, checkpoint,
+        memory=config.memory,
+    )  # fmt: skip
     check_backend(job.backend, job.dtype, model.head_dim, model.positions == "alibi")
     return Prepared(config, job, mesh, data, store, absolute_uri(config.tracking.uri) if config.tracking.uri else default_uri(run))
 

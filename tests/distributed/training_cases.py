@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from workers.mesh import MeshSpec
 from workers.model import ModelConfig
+from workers.parallel.memory import MemoryConfig
 from workers.training.window import Window
 from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.loop import Job, train
@@ -53,11 +54,12 @@ def stream(first: int, context: int, mesh, dp: int):
 def run_training(
     spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
     resume: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
+    memory: MemoryConfig = MemoryConfig(),
 ) -> dict:
     """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank."""
     mesh = spec.build("cpu")
     Path(run).mkdir(parents=True, exist_ok=True)
-    job = Job(model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None)
+    job = Job(model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None, memory=memory)
 
     def after_backward(step, decoder):
         if step == die_at:

@@ -3,7 +3,7 @@
 Read ``pattern`` (what may see what), ``tile`` (what one kernel call covers), ``layout`` (who holds which tokens), ``plan``
 (who needs what of whom), ``block`` and ``kernels`` (one tile by one kernel), ``merge`` (tiles become one softmax), ``ring``
 and ``transport`` (blocks travel), in this order. ``segments``, ``hierarchical`` and ``topk`` look at summaries; ``ulysses``
-spreads heads; ``emulated`` runs a ring in one process.
+spreads heads; ``emulated`` runs a ring in one process; ``tape`` keeps results for a layer that is recomputed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from workers.attention.hierarchical import Hierarchy, summary_keys
 from workers.attention.pattern import Pattern, alibi_slopes
 from workers.attention.plan import make_plan, split_tiles
 from workers.attention.ring import Call, RingAttention
+from workers.attention.tape import once
 from workers.attention.tile import Tile
 from workers.attention.topk import TopBlocks, select
 from workers.attention.transport import Ring, Traffic
@@ -63,7 +64,7 @@ def attend(
         extra.add(*(x.expand(q.shape[0], *x.shape) for x in memory), [(slice(None), [Tile(0, q.shape[1], 0, memory[0].shape[0])])])
     if pattern.hierarchy is not None:
         extra.add(*summary_keys(k, v, pool, pattern, scale, ring, layout, q.shape[1], where))
-    seen = pattern if pattern.top is None else select(q, k, pattern, ring, layout, _head_groups(mesh), where)
+    seen = pattern if pattern.top is None else once(select, q, k, pattern, ring, layout, _head_groups(mesh), where)
     plan = make_plan(seen, q.shape[1], k.shape[1], ring.size, ring.rank, layout, kernel.split)
     out = RingAttention.apply(q, k, v, *extra.tensors(), Call(plan, ring, kernel, scale, slopes, extra.tiles, where))
     return gather_heads(out, mesh) if ulysses > 1 else out

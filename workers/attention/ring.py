@@ -22,6 +22,7 @@ import torch
 from workers.attention.block import Backend, last_dense
 from workers.attention.merge import merge_
 from workers.attention.plan import Hop
+from workers.attention.tape import once
 from workers.attention.tile import Tile
 from workers.attention.transport import Ring
 
@@ -53,7 +54,7 @@ class RingAttention(torch.autograd.Function):
         # A single query reads its keys once: putting them in order first would cost as much.
         arrange = call.backend.arrange if q.shape[1] > 1 else last_dense
         q, k, v, extra_k, extra_v = (arrange(x) if x is not None else None for x in (q, k, v, extra_k, extra_v))
-        out, lse = ring_forward(q, k, v, extra_k, extra_v, call)
+        out, lse = once(ring_forward, q, k, v, extra_k, extra_v, call)
         ctx.save_for_backward(q, k, v, extra_k, extra_v, out, lse)
         ctx.call = call
         return out

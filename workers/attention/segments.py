@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from workers.attention.layout import Run, ring_runs
+from workers.attention.tape import once
 from workers.attention.transport import Ring
 
 PARTS = 2  # tag of parts on their way (see ``transport``)
@@ -121,17 +122,7 @@ class _Everywhere(torch.autograd.Function):
     @staticmethod
     def forward(ctx, own: torch.Tensor, ring: Ring, lengths: list[int], where: str):
         ctx.ring, ctx.lengths, ctx.where = ring, lengths, where
-        own = own.contiguous()
-        exchanges = []
-        for places in range(1, ring.size):
-            source = (ring.rank - places) % ring.size
-            received = own.new_empty((own.shape[0], lengths[source], *own.shape[2:]))
-            exchanges.append((source, ring.exchange(places, own, received, PARTS, f"summaries from {places} places before{where}")))
-        whole: list = [None] * ring.size
-        whole[ring.rank] = own
-        for source, exchange in exchanges:
-            whole[source] = exchange.wait()
-        return torch.cat(whole, 1)
+        return once(_collect, own.contiguous(), ring, lengths, where)
 
     @staticmethod
     def backward(ctx, grad):
@@ -145,6 +136,19 @@ class _Everywhere(torch.autograd.Function):
         for exchange in exchanges:
             total += exchange.wait()
         return total, None, None, None
+
+
+def _collect(own: torch.Tensor, ring: Ring, lengths: list[int], where: str) -> torch.Tensor:
+    exchanges = []
+    for places in range(1, ring.size):
+        source = (ring.rank - places) % ring.size
+        received = own.new_empty((own.shape[0], lengths[source], *own.shape[2:]))
+        exchanges.append((source, ring.exchange(places, own, received, PARTS, f"summaries from {places} places before{where}")))
+    whole: list = [None] * ring.size
+    whole[ring.rank] = own
+    for source, exchange in exchanges:
+        whole[source] = exchange.wait()
+    return torch.cat(whole, 1)
 
 
 def everywhere(own_BL: torch.Tensor, ring: Ring, lengths: list[int], where: str = "") -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from workers.attention.tape import once
 from workers.attention.transport import Traffic
 
 
@@ -20,7 +21,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group, gather: bool, traffic: Traffic):
         ctx.group, ctx.gather, ctx.traffic = group, gather, traffic
-        return _exchange(x, group, gather, traffic)
+        return once(_exchange, x, group, gather, traffic)
 
     @staticmethod
     def backward(ctx, grad):

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -71,11 +72,19 @@ BLOCK_PLAN = {
     "mlp.down_proj": RowwiseParallel(output_layouts=SEQUENCE),
 }
 
+# A feed-forward layer that runs on tiles (``workers.parallel.tiles``) sums over ranks once, not for every tile.
+TILED_PLAN = {
+    "mlp": PrepareModuleInputOutput(
+        input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),), output_layouts=(Partial(),), desired_output_layouts=(SEQUENCE,)
+    ),
+    "mlp.down_proj": RowwiseParallel(output_layouts=Partial(), use_local_output=False),
+}
 
-def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> None:
+
+def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh, tiled: bool = False) -> None:
     """Turn the weights of ``model`` into DTensors by the plans above, in place. Sizes must divide (``MeshSpec.check_model``)."""
     parallelize_module(model, tp_mesh, MODEL_PLAN)
     model.tie()
     for block in model.layers:
-        parallelize_module(block, tp_mesh, BLOCK_PLAN)
+        parallelize_module(block, tp_mesh, {**BLOCK_PLAN, **(TILED_PLAN if tiled else {})})
         _distribute(block.self_attn, tp_mesh, Shard(1))  # learnt keys, values and pooling vectors go with their KV heads

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from workers.training.batch import receive
-from workers.training.loss import token_losses
+from workers.training.loss import CHUNK_TOKENS, token_losses
 from workers.training.window import IGNORE, Window
 
 
@@ -25,7 +25,9 @@ def position_edges(context: int) -> list[int]:
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Window] | None, count: int) -> dict:
+def evaluate(
+    model: torch.nn.Module, mesh, context: int, windows: Iterator[Window] | None, count: int, loss_chunk: int = CHUNK_TOKENS
+) -> dict:
     """Held-out loss of ``count`` windows per data-parallel group. A collective.
 
     ``windows`` yields them on the group's leader and is None elsewhere. A target's position is the number of tokens of
@@ -39,7 +41,7 @@ def evaluate(model: torch.nn.Module, mesh, context: int, windows: Iterator[Windo
     totals = torch.zeros(2, len(edges) - 1, dtype=torch.float64, device=mesh.device)
     for _ in range(count):
         batch = receive([next(windows)] if windows is not None else None, mesh, context, model.config.pattern)
-        head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
+        head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp, chunk=loss_chunk)
         _, losses = model(batch.tokens, batch.positions, batch.pattern, head=head)
         valid = batch.targets != IGNORE
         bucket = torch.bucketize(batch.positions[valid], boundaries, right=True)

@@ -16,6 +16,7 @@ from workers import flops
 from workers.attention.block import resolve
 from workers.model import Decoder, ModelConfig
 from workers.parallel import parallelize
+from workers.parallel.memory import MemoryConfig
 from workers.training import checkpoint as checkpoints
 from workers.training.batch import receive
 from workers.training.checkpoint import Checkpointer, Progress
@@ -47,6 +48,7 @@ class Job:
     verify_ring: bool = False
     held_out: int = 0
     resume: Path | None = None
+    memory: MemoryConfig = MemoryConfig()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,12 +72,13 @@ def attention_backend(job: Job, mesh) -> str:
 
 def build_model(job: Job, mesh) -> Decoder:
     """The model on this rank's part of the mesh, initialised by the seed: meta device → parallelize → materialise → values."""
+    job.memory.check_device(mesh.device_type)
     with torch.device("meta"):
         model = Decoder(job.model)
     backend = attention_backend(job, mesh)
     if dist.get_rank() == 0:
         log.info("attention: backend %s, layout %s", backend, mesh.layout)
-    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype)
+    parallelize(model, mesh, backend=backend, verify_ring=job.verify_ring, dtype=job.dtype, memory=job.memory)
     model.to_empty(device=mesh.device)
     model.tie()
     model.init_weights(job.training.seed)
@@ -120,7 +123,7 @@ def train(
 
     def held_out_loss() -> None:
         if job.held_out:
-            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out)
+            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk)
             if main:
                 evaluations.append({"step": progress.step, "time": time.time(), "tokens": progress.tokens, **result})
 
@@ -133,7 +136,7 @@ def train(
         for _ in range(config.micro_steps(mesh.spec.dp)):
             with meter.loading():
                 batch = receive(_take(stream, config.micro_batch), mesh, config.context, job.model.pattern)
-            head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp)
+            head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp, chunk=job.memory.loss_chunk)
             micro_loss, _ = model(batch.tokens, batch.positions, batch.pattern, head=head)
             micro_loss.backward()
             totals[0] += micro_loss.item() / mesh.spec.tp

@@ -15,23 +15,23 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workers.training.window import IGNORE
 
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 1024  # memory.loss_chunk, unless it says otherwise
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """``apply(hidden_ND, weight_VD, targets_N, group, first_id, train) → loss sum, per-token loss_N`` (0 where ignored).
+    """``apply(hidden_ND, weight_VD, targets_N, group, first_id, chunk_tokens, train) → loss sum, per-token loss_N`` (0 where ignored).
 
     ``train`` says whether gradients are wanted: inside ``forward`` autograd no longer tells.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, group, first_id, train):
+    def forward(ctx, hidden, weight, targets, group, first_id, chunk_tokens, train):
         needs_grad = train and any(ctx.needs_input_grad[:2])
         losses = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
         grad_hidden = torch.zeros_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
-        for start in range(0, hidden.shape[0], CHUNK_TOKENS):
-            chunk = slice(start, start + CHUNK_TOKENS)
+        for start in range(0, hidden.shape[0], chunk_tokens):
+            chunk = slice(start, start + chunk_tokens)
             target = targets[chunk]
             if not (target != IGNORE).any():
                 continue
@@ -52,7 +52,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, _):
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden.mul_(grad), grad_weight.mul_(grad).to(ctx.weight_dtype), None, None, None, None
+        return grad_hidden.mul_(grad), grad_weight.mul_(grad).to(ctx.weight_dtype), None, None, None, None, None
 
 
 def _losses_and_gradient_(logits_nV, target_n, group, first_id):
@@ -77,7 +77,7 @@ def _losses_and_gradient_(logits_nV, target_n, group, first_id):
     return (total_n.log() - picked_n) * valid_n
 
 
-def token_losses(hidden_BSD: torch.Tensor, weight_VD: torch.Tensor, targets_BS: torch.Tensor, tp_mesh=None):
+def token_losses(hidden_BSD: torch.Tensor, weight_VD: torch.Tensor, targets_BS: torch.Tensor, tp_mesh=None, chunk: int = CHUNK_TOKENS):
     """Sum of the cross entropy over valid targets, and each token's loss.
 
     Args:
@@ -85,6 +85,7 @@ def token_losses(hidden_BSD: torch.Tensor, weight_VD: torch.Tensor, targets_BS: 
         weight_VD: the head, whole or sharded by vocabulary (DTensor).
         targets_BS: the token to predict at each position, already shifted; −100 is no target.
         tp_mesh: the tensor axis, when the model is split over it.
+        chunk: tokens whose logits exist at a time.
 
     Returns a scalar (0 when nothing is valid, never NaN) and float32 [B, S]. The scalar carries the gradient; under
     tensor parallelism it is equal on every rank of the axis and backward runs on all of them.
@@ -98,7 +99,7 @@ def token_losses(hidden_BSD: torch.Tensor, weight_VD: torch.Tensor, targets_BS: 
         whole = DTensor.from_local(hidden_BSD, tp_mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
         hidden_BSD = whole.to_local(grad_placements=[Partial()])
     loss, losses = _ChunkedCrossEntropy.apply(
-        hidden_BSD.flatten(0, 1), weight_VD, targets_BS.flatten(), group, first_id, torch.is_grad_enabled()
+        hidden_BSD.flatten(0, 1), weight_VD, targets_BS.flatten(), group, first_id, chunk, torch.is_grad_enabled()
     )
     return loss, losses.view(targets_BS.shape)
 

@@ -1,0 +1,81 @@
+"""Memory switches: what a rank keeps from forward to backward, in which form, and where.
+
+Every switch stands alone and combines with the others on every mesh. None changes a result but ``compress``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from workers.attention.tape import Tape
+from workers.parallel.tiles import in_tiles
+
+CHOICES = {
+    "recompute": ("none", "full", "selective"),
+    "offload": ("none", "host", "disk"),
+    "compress": ("none", "int8"),
+    "optimizer": ("device", "host"),
+}
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """recompute: "full" keeps a block's input only and computes the block again in backward (Chen et al. 2016); "selective"
+        keeps attention's output and lse besides, so that neither attention nor its messages run again.
+    offload: what is kept waits for backward in "host" memory (of a GPU) or on "disk", in offload_folder (null: the system's
+        folder for temporary files). compress: "int8" keeps it in a byte a value.
+    mlp_tile: tokens that the feed-forward layers take at a time; null takes all. loss_chunk: tokens whose logits exist at a time.
+    optimizer: "host" keeps weights, gradients and optimizer state of a GPU in host memory, and steps there.
+    """
+
+    recompute: str = "none"
+    offload: str = "none"
+    offload_folder: str | None = None
+    compress: str = "none"
+    mlp_tile: int | None = None
+    loss_chunk: int = 1024
+    optimizer: str = "device"
+
+    def __post_init__(self):
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"memory.{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        for name in ("mlp_tile", "loss_chunk"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"memory.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.offload_folder is not None and self.offload != "disk":
+            raise ValueError(f"memory.offload_folder is {self.offload_folder!r}, but memory.offload is {self.offload!r}; set it to disk")
+
+    def check_device(self, device_type: str) -> None:
+        """Raise ValueError for what ranks on such devices would not save."""
+        if device_type == "cpu":
+            for name, instead in (("offload", "; disk or none can be used there"), ("optimizer", "; use device")):
+                if getattr(self, name) == "host":
+                    raise ValueError(f"memory.{name} is 'host', but this run is on CPUs, whose memory that is already{instead}")
+
+
+def apply_memory(model: torch.nn.Module, config: MemoryConfig) -> None:
+    """Make the blocks of ``model`` keep what ``config`` says, in place; before FSDP, whose gathering then stays outside."""
+    for block in model.layers:
+        if config.mlp_tile is not None:
+            block.mlp.forward = partial(in_tiles, block.mlp, block.mlp.forward, config.mlp_tile)
+        if config.recompute != "none":
+            block.forward = partial(_recomputed, block.forward, config.recompute == "selective")
+
+
+def _recomputed(forward, selective: bool, *arguments):
+    """``forward(*arguments)``, whose intermediate results are not kept but computed again in backward."""
+    if not torch.is_grad_enabled():
+        return forward(*arguments)
+
+    def contexts():
+        tape = Tape()
+        return tape.recording(), tape.replaying()
+
+    # Nothing is drawn at random in a block.
+    options = dict(use_reentrant=False, preserve_rng_state=False)
+    return checkpoint(forward, *arguments, **options, **({"context_fn": contexts} if selective else {}))
