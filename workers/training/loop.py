@@ -168,6 +168,7 @@ def train(
                 checkpoints.load(good, model, optimizer)
                 log.warning("step %d: weights and optimizer restored from %s", step, good.name)
         optimizer.zero_grad()
+        del gradients  # else they would live on beside the next step's
 
         progress = Progress(step, progress.tokens + round(targets), progress.sequences + config.batch, guard.skipped)
         samples = meter.samples()
