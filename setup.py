@@ -24,13 +24,14 @@ setup(
         "tokenizers>=0.20",  # byte-pair encoding and tokenizer.json files
         "pathspec>=0.12",  # .gitignore rules as git applies them
         "safetensors>=0.4",
+        "gguf>=0.17",  # llama.cpp's files: their quantized blocks as numbers
         "numpy>=1.26",
         "matplotlib>=3.8",
         "psutil>=5.9",  # mlflow's system metrics raise without it
     ],
     extras_require={
         "gpu": ["flash-attn>=2.7"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "import-linter>=2.0"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "import-linter>=2.0", "transformers>=5,<6"],
     },
     entry_points={"console_scripts": ["ringspan=pipelines.cli:main"]},
 )

@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from cluster import feed
 from workers.attention.block import BACKENDS
 from workers.mesh import MeshSpec
+from workers.parallel.memory import grow_segments
 from workers.training import checkpoint as checkpoints
 from workers.training.guard import Diverged
 from workers.training.loop import STOP_FILE, Job, train
@@ -136,7 +137,7 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
     def train_windows():
         # Called at every start of the worker group: after a failure the data goes on where the checkpoint stands.
         _, done = job.start()
-        left = (job.training.steps - done.step) * job.training.batch
+        left = (job.last_step - done.step) * job.training.batch
         return feed.dataset(data.train, context, mesh.dp, done.sequences, done.sequences + left)
 
     datasets = {"train": train_windows}
@@ -230,6 +231,7 @@ def _rank(arguments: dict) -> dict:
     _log_to_file(job.run / "logs" / f"rank-{context.get_world_rank()}.log")
     device = "cuda" if torch.cuda.is_available() and ray.get_gpu_ids() else "cpu"
     if device == "cuda":
+        grow_segments()
         torch.cuda.set_device(ray.train.torch.get_device())
     else:
         torch.set_num_threads(arguments["threads"])

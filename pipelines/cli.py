@@ -166,6 +166,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     from pipelines.config import load_config
     from pipelines.tracking.lines import read_rows
     from pipelines.train import execute, prepare
+    from workers.model.adapter import count_parameters
 
     with wrong_input():
         if source is None and resume is None:
@@ -177,7 +178,11 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         out = out or resume or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         prepared = prepare(config, Path(out), Path(resume) if resume else None)
     run = prepared.job.run
-    click.echo(f"run {run}\nmesh {_mesh_line(prepared.mesh)} · model {prepared.job.model.parameters:,} parameters · record {prepared.uri}", err=True)
+    trained, total = count_parameters(prepared.job.model, prepared.job.adapter)
+    click.echo(f"run {run}\nmodel {_parameters_line(trained, total)} · record {prepared.uri}", err=True)
+    for stage in prepared.stages:
+        job = stage.job
+        click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {_mesh_line(stage.mesh)}", err=True)
     with _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
@@ -192,12 +197,15 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         if result["stopped"]:
             raise Stop(f"stopped after step {result['step']}, which is saved; go on with: ringspan train --resume {run}", FAILED)
         evaluations = read_rows(run / "evaluations.jsonl") if (run / "evaluations.jsonl").exists() else []
-        value = {**result, "run": str(run), "tracking_uri": prepared.uri, "evaluations": evaluations}
+        value = {
+            **result, "run": str(run), "parameters": total, "trained_parameters": trained, "tracking_uri": prepared.uri,
+            "evaluations": evaluations,
+        }  # fmt: skip
         _answer(as_json, value, report.closing_report(run, tracker.info), stdout)
 
 
 @main.command(epilog="Example: ringspan complete --checkpoint runs/first --repo ~/src/project --at src/parser.py:120:9")
-@click.option("--checkpoint", required=True, help="A run folder, or one of its checkpoints.")
+@click.option("--checkpoint", required=True, help="A run folder, one of its checkpoints, or a model folder.")
 @click.option("--repo", required=True, help="The repository that the file belongs to.")
 @click.option("--at", required=True, metavar="FILE:LINE:COL", help="The cursor; line and column count from 1.")
 @click.option("--max-tokens", default=64, show_default=True, help="Most tokens to add.")
@@ -217,6 +225,46 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
     _answer(as_json, vars(result), result.text)
 
 
+@main.command("import", epilog="Example: ringspan import models/SmolLM2-135M.Q8_0.gguf --out models/smollm2 --special-tokens")
+@click.argument("source", metavar="FOLDER|FILE.gguf")
+@click.option("--out", required=True, metavar="MODEL", help="The model folder to write.")
+@click.option("--special-tokens/--no-special-tokens", default=False, show_default=True,
+              help="Give the tokenizer Ringspan's control tokens, and the embedding rows for them: what training on a corpus needs.")
+@json_option
+@verbose_option
+def import_(source, out, special_tokens, as_json, verbose) -> None:
+    """Bring in a model: a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3) or a GGUF file."""
+    from pipelines.models.importing import import_model
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        out = absolute(out, "--out")
+        check_folder(out, "--out")
+        result = import_model(absolute(source, "FOLDER|FILE.gguf"), out, special_tokens)
+    added = f", {result.added_rows} of them new" if result.added_rows else ""
+    text = f"{result.architecture}: {result.parameters:,} parameters in {result.dtype}, {result.vocab_size:,} ids{added}\nmodel: {result.model}"
+    _answer(as_json, vars(result), text)
+
+
+@main.command(epilog="Example: ringspan export runs/first --out exports/first --dtype bfloat16")
+@click.argument("source", metavar="RUN|CHECKPOINT|MODEL")
+@click.option("--out", required=True, metavar="FOLDER", help="The folder to write.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights. Default: as they are; a run's are float32.")
+@click.option("--adapter-only", is_flag=True, help="Write a run's adapter alone, for PEFT. By default it is merged into its base.")
+@json_option
+@verbose_option
+def export(source, out, dtype, adapter_only, as_json, verbose) -> None:
+    """Write a model as a folder that Hugging Face transformers opens."""
+    from pipelines.models.exporting import export_adapter, export_model
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        out = absolute(out, "--out")
+        check_folder(out, "--out")
+        result = (export_adapter if adapter_only else export_model)(absolute(source, "RUN|CHECKPOINT|MODEL"), out, dtype)
+    _answer(as_json, vars(result), f"{result.architecture}: {result.parameters:,} parameters in {result.dtype}\nfolder: {result.folder}")
+
+
 @main.command(epilog="Example: ringspan config code_completion/tiny --set mesh.ring=4 > my.yaml")
 @click.argument("source", required=False, metavar="[PRESET|FILE]")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a key; repeatable.")
@@ -228,7 +276,7 @@ def config(source, assignments, as_json, verbose) -> None:
 
     with wrong_input():
         loaded = load_config(source, assignments)
-        loaded.mesh_spec()
+        loaded.check_meshes()
     if source is None:
         click.echo(f"presets: {', '.join(presets())}", err=True)
     _answer(as_json, loaded.model_dump(), loaded.to_yaml().rstrip())
@@ -304,6 +352,34 @@ def bench_attention(out, as_json, verbose, **options) -> None:
         raise Stop(f"{len(result['failed'])} of {len(cases)} cases failed; the first, {first['case']}: {first['error']}", FAILED)
 
 
+@bench.command("positions", epilog="Example: ringspan bench positions --store corpora/project --out bench")
+@click.option("--store", metavar="FOLDER", help="A token store to learn from; by default the bytes of this Python's standard library.")
+@click.option("--context", default=256, show_default=True, help="L, the tokens that the models are trained at.")
+@click.option("--multiples", default="1,2,4,8,16", show_default=True, metavar="N,...", help="Multiples of L at which they are scored.")
+@click.option("--steps", default=800, show_default=True, help="Training steps of each model.")
+@click.option("--batch", default=8, show_default=True, help="Sequences of a step.")
+@click.option("--dim", default=128, show_default=True)
+@click.option("--layers", default=4, show_default=True)
+@click.option("--windows", default=16, show_default=True, help="Most documents that are held out for scoring.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--quick", is_flag=True, help="The smallest sizes, in place of those given: seconds, to see that it runs.")
+@click.option("--out", metavar="FOLDER", help="Write positions.json and positions.png there.")
+@json_option
+@verbose_option
+def bench_positions(out, as_json, verbose, **options) -> None:
+    """Accuracy of rotary positions up to ten million tokens, and position encodings beyond the trained length."""
+    from pipelines.bench.positions import Options, prepare, run, table
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        experiment, text = prepare(Options(**options))
+        if out is not None:
+            out = absolute(out, "--out")
+            check_folder(out, "--out")
+    result = run(experiment, text, out, say=lambda line: click.echo(line, err=True))
+    _answer(as_json, result, table(result))
+
+
 @main.command(epilog="Example: ringspan ui --runs runs")
 @click.option("--runs", default="runs", show_default=True, help="Folder of runs whose mlflow.db is shown.")
 @click.option("--port", default=5000, show_default=True)
@@ -322,7 +398,14 @@ def _cpus() -> int:
 
 
 def _mesh_line(mesh) -> str:
-    return f"dp {mesh.dp} × ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout})"
+    stages = f"pp {mesh.pp} × " if mesh.pp > 1 else ""
+    copies = f", {mesh.replicate} copies of the weights" if mesh.replicate > 1 else ""
+    together = f", weights of {mesh.sync_every_blocks} blocks at once" if mesh.sync_every_blocks > 1 else ""
+    return f"dp {mesh.dp} × {stages}ring {mesh.ring} × ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout}{copies}{together})"
+
+
+def _parameters_line(trained: int, total: int) -> str:
+    return f"{total:,} parameters" if trained == total else f"{total:,} parameters, of which {trained:,} train ({trained / total:.2%})"
 
 
 @contextlib.contextmanager

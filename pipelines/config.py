@@ -1,22 +1,28 @@
-"""One configuration tree: defaults < preset or YAML file < ``--set section.key=value``.
+"""One configuration tree: defaults < preset or YAML file < ``--set section.key=value``; ``stages`` change it as a run goes on.
 
 Each section is the dataclass of the room that reads it; nothing is declared twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import math
+import typing
 from pathlib import Path
+from typing import Iterator
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.launch import ClusterConfig
-from pipelines.paths import read_mapping
+from pipelines.paths import absolute, read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
-from workers.model.config import ModelConfig
+from workers.model.adapter import AdapterConfig
+from workers.model.config import WEIGHTLESS, ModelConfig
+from workers.model.huggingface import from_huggingface, read_config
 from workers.parallel.memory import MemoryConfig
 from workers.training.config import CheckpointConfig, TrainingConfig
 
@@ -49,8 +55,10 @@ class CorpusConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The mesh's axes; dp -1 takes the workers that the others leave.
+    """The mesh's axes; dp -1 takes the workers that the others leave. pp: pipeline stages.
 
+    replicate: whole copies of the weights, each sharded over dp × cp / replicate ranks; it must divide dp.
+    sync_every_blocks: blocks whose weights and gradients travel in one message; more is for slow networks.
     cp: ranks that share a sequence, in place of ring and ulysses, which are then chosen: ulysses as large as heads and a
     node of ``ranks_per_node`` allow, the rest a ring.
     """
@@ -59,6 +67,9 @@ class MeshConfig:
     ring: int = 1
     ulysses: int = 1
     tp: int = 1
+    pp: int = 1
+    replicate: int = 1
+    sync_every_blocks: int = 1
     cp: int | None = None
     ranks_per_node: int = 8
 
@@ -73,7 +84,7 @@ class MeshConfig:
         ring, ulysses = self.ring, self.ulysses
         if self.cp is not None:
             ring, ulysses = split_context(self.cp, model.heads, model.kv_heads, self.tp, self.ranks_per_node)
-        return MeshSpec(self.dp, ring, ulysses, self.tp, layout)
+        return MeshSpec(self.dp, ring, ulysses, self.tp, layout, self.pp, self.replicate, self.sync_every_blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +114,17 @@ class TrackingConfig:
 
 
 class Config(BaseModel):
-    """Everything a training run is told."""
+    """Everything a training run is told.
+
+    ``stages``: a list, for a context that grows. Each stage changes keys of the sections above it (not of the stage before)
+    and runs for its ``training.steps``, or for ``tokens``: windows × context, whole steps. Its schedule is its own.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
     mesh: MeshConfig = MeshConfig()
     attention: AttentionConfig = AttentionConfig()
     training: TrainingConfig = TrainingConfig()
@@ -116,14 +132,69 @@ class Config(BaseModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     cluster: ClusterConfig = ClusterConfig()
+    stages: list[dict] = []
 
     def mesh_spec(self) -> MeshSpec:
         """The mesh with its layout, settled for the number of workers. Raises ValueError when it does not fit them."""
         layout = self.model.pattern().best_layout if self.attention.layout == "auto" else self.attention.layout
         return self.mesh.spec(self.model, layout).resolve(self.cluster.workers)
 
+    def each_stage(self) -> list[Config]:
+        """What is in force in each stage, in order; of a run without stages this configuration. Raises ValueError."""
+        found = []
+        for number, stage in enumerate(self.stages, 1):
+            with naming_stage(number, len(self.stages)):
+                found.append(self._with(stage))
+        return found or [self]
+
+    def at(self, step: int) -> Config:
+        """What is in force at a step: the configuration of its stage."""
+        end = 0
+        for stage in self.each_stage():
+            end += stage.training.steps
+            if step <= end:
+                break
+        return stage
+
+    def check_meshes(self) -> None:
+        """Raise ValueError for a stage whose mesh does not fit its workers, model or batch."""
+        for number, stage in enumerate(self.each_stage(), 1):
+            with naming_stage(number, len(self.stages)):
+                mesh = stage.mesh_spec()
+                mesh.check_model(stage.model)
+                stage.training.micro_steps(mesh.dp)
+
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False)
+
+    def _with(self, stage: dict) -> Config:
+        tree = self.model_dump(exclude={"stages"})
+        config = _validated({**tree, **{section: tree[section] | keys for section, keys in stage.items() if section != "tokens"}})
+        if name := self.model.other_weights(config.model):
+            raise ValueError(
+                f"model.{name} is {getattr(config.model, name)} here and {getattr(self.model, name)} above; "
+                f"a stage changes only what has no weights: {', '.join(sorted(WEIGHTLESS))}"
+            )
+        if "tokens" not in stage:
+            return config
+        steps = math.ceil(stage["tokens"] / (config.training.batch * config.training.context))
+        return config.model_copy(update={"training": dataclasses.replace(config.training, steps=steps)})
+
+
+SECTIONS = [section for section, info in Config.model_fields.items() if dataclasses.is_dataclass(info.annotation)]
+# What holds for all stages: another value would let a later stage learn what an earlier one was evaluated on, or start it anew.
+ONE_A_RUN = {"corpus.store", "corpus.held_out", "training.seed", "checkpoint.init", "tracking", "adapter"}
+
+
+@contextlib.contextmanager
+def naming_stage(number: int, count: int):
+    """What is wrong in a stage says in which; a run without stages (count 0) has none to name."""
+    try:
+        yield
+    except ValueError as error:
+        if not count:
+            raise
+        raise ValueError(f"stage {number}: {error}") from error
 
 
 def presets() -> list[str]:
@@ -132,25 +203,48 @@ def presets() -> list[str]:
 
 
 def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config:
-    """The configuration of a preset or a YAML file, changed by ``section.key=value`` assignments.
+    """The configuration of a preset or a YAML file, changed by ``section.key=value`` assignments (or ``stages=[…]``).
 
     Raises ValueError, one line, for a source that does not exist, a key that does not exist (with the nearest one that
-    does) and a value that is not allowed.
+    does), a value that is not allowed, in any stage, and an assignment that every stage overrides.
     """
     tree = _read(source) if source is not None else {}
+    preset = tree.pop("model", {}) if source in presets() else {}
+    assigned = []
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
-        section, dot, name = key.strip().partition(".")
-        if not (equals and dot and name):
+        *sections, name = key.strip().split(".")
+        if not (equals and all(sections) and (sections and name or name == "stages")):
             raise ValueError(f"--set {assignment!r} is not section.key=value, as in --set training.steps=200")
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ValueError(f"--set {assignment!r}: the value is not valid YAML ({' '.join(str(error).split())[:100]})") from error
-        if not isinstance(tree.get(section, {}), dict):
-            raise ValueError(f"section {section!r} is {tree[section]!r}; it must hold keys")
-        tree[section] = {**tree.get(section, {}), name: parsed}
+        keys = tree
+        for section in sections:
+            if keys.get(section) is None:
+                keys[section] = {}
+            keys = keys[section]
+            if not isinstance(keys, dict):
+                raise ValueError(f"section {section!r} is {keys!r}; it must hold keys")
+        keys[name] = parsed
+        assigned.append([*sections, name])
+    stages = tree.pop("stages", [])
     _check_keys(tree)
+    _check_stages(stages)
+    for section, name, *_ in (key for key in assigned if key != ["stages"]):
+        if stages and all(name in stage.get(section, ()) or (name == "steps" and "tokens" in stage) for stage in stages):
+            raise ValueError(
+                f"--set {section}.{name} has no effect, for every stage has its own; change the stages (--set 'stages=[…]'), "
+                "or leave them out (--set 'stages=[]')"
+            )
+    tree["model"] = {**_starting_model(tree, preset), **tree.get("model", {})}
+    config = _validated({**tree, "stages": stages})
+    config.each_stage()
+    return config
+
+
+def _validated(tree: dict) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -166,25 +260,88 @@ def _read(source: str) -> dict:
             hint = f"; did you mean the preset {near[0]}?" if near else ""
             raise ValueError(f"{source!r} is neither a preset ({', '.join(presets())}) nor a file{hint}")
     tree = read_mapping(path)
-    if not all(isinstance(section, dict) for section in tree.values()):
+    if not all(isinstance(section, dict) for name, section in tree.items() if name != "stages"):
         raise ValueError(f"{path} must hold sections of keys, as `ringspan config` prints them")
     return tree
 
 
+def _starting_model(tree: dict, preset: dict) -> dict:
+    """The model's keys before those that the user has set. Of a model folder that the run starts from, and of the preset what
+    hangs on no weight (positions, what a token sees); without such a folder the preset's.
+    """
+    init = tree.get("checkpoint", {}).get("init")
+    if not isinstance(init, str):
+        return preset
+    if tree.get("model", {}).keys() >= {field.name for field in dataclasses.fields(ModelConfig)}:
+        return {}  # a run's own config.yaml says it all; the folder may be gone by then
+    folder = absolute(init, "checkpoint.init")
+    found = dataclasses.asdict(from_huggingface(read_config(folder), str(folder / "config.json")))
+    return found | {key: value for key, value in preset.items() if key in WEIGHTLESS}
+
+
 def _check_keys(tree: dict) -> None:
-    known = {f"{section}.{field.name}" for section, info in Config.model_fields.items() for field in dataclasses.fields(info.annotation)}
+    known = {name: kind for section in SECTIONS for name, kind in _kinds(section, Config.model_fields[section].annotation)}
     for section, keys in tree.items():
-        for key in keys:
-            if f"{section}.{key}" not in known:
-                near = difflib.get_close_matches(f"{section}.{key}", known, 1, 0.0)
-                same_name = [name for name in known if name.split(".")[1] == str(key)]
-                raise ValueError(f"unknown configuration key {section}.{key}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
-        if section not in Config.model_fields:
-            raise ValueError(f"unknown configuration section {section!r}; there are {', '.join(Config.model_fields)}")
+        for name, value in _given(section, keys):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1, 0.0)
+                same_name = [other for other in known if other.split(".")[-1] == name.split(".")[-1]]
+                raise ValueError(f"unknown configuration key {name}; the nearest is {(same_name or near)[0]} (see: ringspan config)")
+            types = _types(known[name])
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, bool) and bool not in types and types & {int, float}:  # Python takes True for 1
+                    raise ValueError(f"{name} is {str(part).lower()} (as YAML reads yes, no, on and off, too); it must be a number")
+        if section not in SECTIONS:
+            raise ValueError(f"unknown configuration section {section!r}; there are {', '.join(SECTIONS)}")
+
+
+def _check_stages(stages) -> None:
+    if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
+        raise ValueError(f"stages is {stages!r}; it must be a list, each entry with sections of keys, as [{{training: {{steps: 200, context: 8192}}}}]")
+    for number, stage in enumerate(stages, 1):
+        with naming_stage(number, len(stages)):
+            sections = {section: keys for section, keys in stage.items() if section != "tokens"}
+            for section, keys in sections.items():
+                if not isinstance(keys, dict):
+                    raise ValueError(f"{section} is {keys!r}; it must hold keys (or be tokens, the stage's length)")
+            _check_keys(sections)
+            for fixed in ONE_A_RUN:
+                section, _, key = fixed.partition(".")
+                if key in sections.get(section, ()) or (not key and section in sections):
+                    raise ValueError(f"{fixed} holds for the whole run; set it outside the stages")
+            tokens = stage.get("tokens", 1)
+            if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+                raise ValueError(f"tokens is {tokens!r}; it must be a whole number, at least 1, as 4_000_000_000")
+            if "tokens" in stage and "steps" in stage.get("training", ()):
+                raise ValueError("tokens and training.steps both say how long it is; leave one of them out")
+
+
+def _kinds(prefix: str, section) -> Iterator[tuple[str, object]]:
+    """The keys of a section's dataclass with their types, and those of a dataclass that one of its fields may be, as ``model.rope_scaling.factor``."""
+    for name, kind in typing.get_type_hints(section).items():
+        yield f"{prefix}.{name}", kind
+        for inner in filter(dataclasses.is_dataclass, typing.get_args(kind)):
+            yield from _kinds(f"{prefix}.{name}", inner)
+
+
+def _types(kind) -> set:
+    """The plain types in an annotation: {float, None's, …} for ``tuple[float, ...] | None``."""
+    inner = typing.get_args(kind)
+    return set().union(*map(_types, inner)) if inner else {kind}
+
+
+def _given(prefix: str, keys: dict) -> Iterator[tuple[str, object]]:
+    for key, value in keys.items():
+        yield f"{prefix}.{key}", value
+        if isinstance(value, dict):
+            yield from _given(f"{prefix}.{key}", value)
 
 
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    return f"{'.'.join(str(part) for part in first['loc'])} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{key} is not set, and has no default"
+    return f"{key} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

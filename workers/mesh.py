@@ -1,7 +1,8 @@
 """The mesh: which rank does what, and which process groups it talks through.
 
-Axes, outermost first: ``dp`` (data) × ``ring`` × ``ulysses`` (together the context axis, ``cp``) × ``tp`` (tensor).
-Tensor ranks are neighbours, so that a node holds whole tensor groups; then ulysses ranks; a ring is what crosses nodes.
+Axes, outermost first: ``dp`` (data) × ``pp`` (pipeline) × ``ring`` × ``ulysses`` (together the context axis, ``cp``) × ``tp`` (tensor).
+Tensor ranks are neighbours, so that a node holds whole tensor groups; then ulysses ranks; then a ring. A stage's ranks are
+neighbours, too: what crosses to the next stage is one activation a micro-batch, the least of all traffic but that of dp.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ class MeshSpec:
     """The sizes of the mesh. ``dp=-1`` takes the workers that the other axes leave.
 
     ``layout`` says which tokens of a sequence a context rank holds (see ``workers.attention.layout``).
+    ``pp``: stages that the blocks are split over. ``replicate``: whole copies of the weights, each sharded over dp × cp / replicate
+    ranks (hybrid sharding, HSDP); the copies are the outermost part of dp, so gathers of weights stay inside a copy's nodes.
+    ``sync_every_blocks``: blocks whose weights are gathered, and whose gradients are reduced, in one message.
     """
 
     dp: int = 1
@@ -30,15 +34,20 @@ class MeshSpec:
     ulysses: int = 1
     tp: int = 1
     layout: str = "zigzag"
+    pp: int = 1
+    replicate: int = 1
+    sync_every_blocks: int = 1
 
     def __post_init__(self):
-        for axis in ("ring", "ulysses", "tp"):
+        for axis in ("ring", "ulysses", "tp", "pp", "replicate", "sync_every_blocks"):
             if getattr(self, axis) < 1:
                 raise ValueError(f"mesh.{axis} is {getattr(self, axis)}; it must be at least 1")
         if self.dp < 1 and self.dp != -1:
             raise ValueError(f"mesh.dp is {self.dp}; it must be at least 1, or -1 for the workers that are left")
         if self.layout not in LAYOUTS:
             raise ValueError(f"attention.layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
+        if self.dp % self.replicate and self.dp != -1:
+            raise ValueError(f"mesh.replicate = {self.replicate} does not divide mesh.dp = {self.dp}; each copy of the weights needs whole dp groups")
 
     @property
     def cp(self) -> int:
@@ -48,7 +57,13 @@ class MeshSpec:
     @property
     def ranks_per_group(self) -> int:
         """Ranks of one data-parallel group: they work on the same sequences."""
-        return self.cp * self.tp
+        return self.pp * self.cp * self.tp
+
+    @property
+    def _group_axes(self) -> tuple[str, str]:
+        """The axes inside a data-parallel group and their sizes, as messages name them: pp only where there are stages."""
+        axes = ("pp",) * (self.pp > 1) + ("ring", "ulysses", "tp")
+        return " × ".join(axes), " × ".join(str(getattr(self, axis)) for axis in axes)
 
     @property
     def world(self) -> int:
@@ -61,19 +76,19 @@ class MeshSpec:
 
         Raises ValueError when the product of the axes is not the number of workers.
         """
+        names, sizes = self._group_axes
         if self.dp == -1:
             workers = self.ranks_per_group if workers is None else workers
             if workers < 1 or workers % self.ranks_per_group:
                 raise ValueError(
-                    f"{workers} workers cannot be split into groups of ring × ulysses × tp = "
-                    f"{self.ring} × {self.ulysses} × {self.tp} = {self.ranks_per_group}; "
+                    f"{workers} workers cannot be split into groups of {names} = {sizes} = {self.ranks_per_group}; "
                     f"use a multiple of {self.ranks_per_group} workers"
                 )
             return replace(self, dp=workers // self.ranks_per_group)
         if workers is not None and workers != self.world:
             raise ValueError(
-                f"the mesh dp × ring × ulysses × tp = {self.dp} × {self.ring} × {self.ulysses} × {self.tp} needs "
-                f"{self.world} workers, not {workers}; change the mesh, or set cluster.workers to {self.world} or null"
+                f"the mesh dp × {names} = {self.dp} × {sizes} needs {self.world} workers, not {workers}; "
+                f"change the mesh, or set cluster.workers to {self.world} or null"
             )
         return self
 
@@ -93,6 +108,8 @@ class MeshSpec:
             )
         if model.ffn_dim % self.tp:
             raise ValueError(f"model.ffn_dim = {model.ffn_dim} does not divide by mesh.tp = {self.tp}")
+        if self.pp > model.layers:
+            raise ValueError(f"mesh.pp = {self.pp} stages for model.layers = {model.layers} blocks; every stage needs one, so use at most {model.layers}")
 
     @property
     def length_multiple(self) -> int:
@@ -109,8 +126,8 @@ class MeshSpec:
     def build(self, device_type: str) -> "Mesh":
         """The mesh of this process; ``torch.distributed`` must be initialised with ``world`` ranks."""
         spec = self.resolve(dist.get_world_size())
-        sizes = (spec.dp, spec.ring, spec.ulysses, spec.tp)
-        return Mesh(spec, init_device_mesh(device_type, sizes, mesh_dim_names=("dp", "ring", "ulysses", "tp")))
+        sizes = (spec.replicate, spec.dp // spec.replicate, spec.pp, spec.ring, spec.ulysses, spec.tp)
+        return Mesh(spec, init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard", "pp", "ring", "ulysses", "tp")))
 
 
 def split_context(cp: int, heads: int, kv_heads: int, tp: int = 1, ranks_per_node: int = 8) -> tuple[int, int]:
@@ -130,7 +147,9 @@ class Mesh:
 
     - ``ring_transport``, ``ulysses_group``: hops and all-to-alls of attention, counted in ``traffic``;
     - ``tp``: the axis of tensor parallelism, a one-dimensional DeviceMesh;
-    - ``fsdp``: ``dp × ring × ulysses`` flattened: weights, gradients and optimizer state are sharded over it;
+    - ``fsdp``: ``dp × ring × ulysses`` flattened: weights, gradients and optimizer state are sharded over it. With copies of
+      the weights it has two dimensions, ``replicate`` × the ranks that share a copy;
+    - ``pp_group``: this rank's place in every stage, first stage first; its part of the activations travels along it;
     - ``group``: the ranks of this data-parallel group, which read the same sequences. Its first rank is the leader.
     """
 
@@ -139,13 +158,17 @@ class Mesh:
         self.device_mesh = device_mesh
         self.device_type = device_mesh.device_type
         self.tp = device_mesh["tp"]
-        self.fsdp = device_mesh["dp", "ring", "ulysses"]._flatten("fsdp")
+        self.fsdp = device_mesh["shard", "ring", "ulysses"]._flatten("fsdp")
+        if spec.replicate > 1:
+            self.fsdp = DeviceMesh._concatenate([device_mesh["replicate"], self.fsdp])
         self.traffic = Traffic()
         self.ring_transport = Ring(device_mesh["ring"].get_group(), self.traffic)
         self.ulysses_group = device_mesh["ulysses"].get_group()
-        self.dp_rank, self.ring_rank, self.ulysses_rank, self.tp_rank = device_mesh.get_coordinate()
+        self.pp_group = device_mesh["pp"].get_group()
+        copy, shard, self.pp_rank, self.ring_rank, self.ulysses_rank, self.tp_rank = device_mesh.get_coordinate()
+        self.dp_rank = copy * (spec.dp // spec.replicate) + shard
         # A group of its own: the leader scatters batches on it while attention hops run on the ring group.
-        self.group = device_mesh["ring", "ulysses", "tp"]._flatten("group").get_group()
+        self.group = device_mesh["pp", "ring", "ulysses", "tp"]._flatten("group").get_group()
         self.leader = dist.get_process_group_ranks(self.group)[0]
 
     @property
@@ -163,6 +186,11 @@ class Mesh:
     @property
     def cp_rank(self) -> int:
         return self.ring_rank * self.spec.ulysses + self.ulysses_rank
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank has the norm, the head and the loss."""
+        return self.pp_rank == self.spec.pp - 1
 
     @property
     def is_leader(self) -> bool:

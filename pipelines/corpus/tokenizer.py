@@ -56,10 +56,11 @@ class Tokenizer:
         fingerprint: hash of everything that decides ids.
         special: id of each control token in `SPECIAL`.
         dtype: `uint16` where the ids fit, else `int32`; what `encode` returns and the store holds.
+        document: its `tokenizer.json`, control tokens included.
     """
 
     def __init__(self, document: str, name: str, vocab_size: int, special: dict[str, int]):
-        self._document = document
+        self.document = document
         self.name = name
         self.vocab_size = vocab_size
         self.special = special
@@ -90,7 +91,7 @@ class Tokenizer:
 
     def save(self, folder) -> None:
         """Writes `folder/tokenizer.json`."""
-        (Path(folder) / FILE_NAME).write_text(self._document, encoding="utf-8")
+        (Path(folder) / FILE_NAME).write_text(self.document, encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.vocab_size} ids, {self.fingerprint})"
@@ -159,7 +160,7 @@ class LibraryTokenizer(Tokenizer):
         self._check()
 
     def __reduce__(self):
-        return _library_tokenizer, (self._document, self.name)
+        return _library_tokenizer, (self.document, self.name)
 
     def encode(self, text: str) -> np.ndarray:
         encode = self._library.encode_batch_fast

@@ -103,6 +103,27 @@ class WindowPlan:
         pieces = self.pieces
         return int((pieces.stop - pieces.start - pieces.context_only).sum())
 
+    @property
+    def fingerprint(self) -> str:
+        """Names the windows and their order: plans of equal fingerprint give the same spans for the same number."""
+        documents = b"all" if self.documents is None else self.documents.tobytes()
+        told = f"{self.store.fingerprint} {self.context} {self.overlap} {self.seed} ".encode()
+        return hashlib.blake2b(told + documents, digest_size=16).hexdigest()
+
+    def sequence_after(self, tokens: int) -> int:
+        """The first sequence with at least ``tokens`` targets before it, over all epochs: how a run goes on in another plan.
+
+        In the plan that the tokens were learnt in, this is the very next sequence. In another (another context, overlap or
+        corpus) windows are cut and permuted anew, so what is left of the epoch holds some targets twice and misses as many;
+        but the epochs keep their length, the order is never read from its start again before it has been read to its end,
+        and the answer depends on the number of tokens alone, not on the mesh.
+        """
+        pieces = self.pieces
+        epoch, rest = divmod(tokens, self.targets)
+        targets = np.add.reduceat(pieces.stop - pieces.start - pieces.context_only, pieces.first[:-1])
+        before = np.concatenate([[0], np.cumsum(targets[self._order(epoch)])])
+        return epoch * len(self) + int(np.searchsorted(before, rest))
+
     def window(self, g: int) -> list[Span]:
         """What sequence g holds; g counts from 0 over all epochs."""
         if g < 0:

@@ -23,9 +23,11 @@ import torch.distributed as dist
 from workers.mesh import MeshSpec
 from workers.model import ModelConfig
 from workers.model.decoder import set_parameter
+from workers.parallel.memory import MemoryConfig
 from workers.training.checkpoint import Checkpointer, Progress, latest
 from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.loop import Job, build_model, train
+from workers.training.loss import token_losses
 from workers.training.optimizer import build_optimizer
 from workers.training.window import Window
 
@@ -116,6 +118,18 @@ def _random_windows(model: ModelConfig, context: int):
         number += 1
 
 
+def _source_windows(folder: Path, context: int):
+    """This project's sources in the tokenizer of a model folder, over and over."""
+    from tokenizers import Tokenizer
+
+    text = "\n".join(path.read_text() for path in sorted(ROOT.glob("*/**/*.py")))
+    ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids, dtype=np.int32)
+    number = 0
+    while True:
+        yield _one_document(number, np.take(ids, np.arange(number * context, (number + 1) * context + 1), mode="wrap"))
+        number += 1
+
+
 def _one_document(number: int, row: np.ndarray) -> Window:
     context = len(row) - 1
     return Window(number, row[:-1], row[1:], np.arange(context), np.zeros(context, dtype=np.int32))
@@ -136,16 +150,29 @@ def write_start(model: dict, peers: str, run: str) -> str:
     return str(latest(job.checkpoint_folder))
 
 
-def training_run(model: dict, training: dict, mesh: dict, run: str, start: str | None = None, peers: str | None = None) -> dict:
-    """Body of each rank: ``train`` on the peers' tokens, or on random ones.
+def training_run(
+    model: dict, training: dict, mesh: dict, run: str, start: str | None = None, peers: str | None = None, memory: dict | None = None,
+    init: str | None = None,
+) -> dict:  # fmt: skip
+    """Body of each rank: ``train`` on the peers' tokens, or on random ones; with ``init``, a model folder, from its weights on
+    this project's sources.
 
-    Returns ``cpu_seconds`` of the middle step and ``peak_bytes``. Steps are measured from one backward's end to the next:
+    Returns ``cpu_seconds`` of the middle step, ``pass_seconds`` of the last forward and backward (on the rank that reads; None on
+    the others) and ``peak_bytes``. Steps are measured from one backward's end to the next:
     a whole step, and not the checkpoint after the last. The peak is read after the last backward for the same reason:
     it is that of training, and the peers write no checkpoint.
     """
-    config, settings, built = ModelConfig(**model), TrainingConfig(**training), MeshSpec(**mesh).build("cpu")
-    job = Job(config, settings, CheckpointConfig(every=0), Path(run), resume=Path(start) if start else None)
-    seconds, peaks = [], []
+    settings, built = TrainingConfig(**training), MeshSpec(**mesh).build("cpu")
+    options = {"memory": MemoryConfig(**(memory or {}))}
+    if init is not None:
+        from workers.model.huggingface import from_huggingface, read_config
+
+        options["init"] = Path(init)
+        config = from_huggingface(read_config(Path(init)))
+    else:
+        config = ModelConfig(**model)
+    job = Job(config, settings, CheckpointConfig(every=0), Path(run), resume=Path(start) if start else None, **options)
+    seconds, peaks, reads = [], [], []
 
     def after_backward(step, _):
         seconds.append(time.process_time())
@@ -153,14 +180,41 @@ def training_run(model: dict, training: dict, mesh: dict, run: str, start: str |
 
     windows = None
     if built.is_leader:
-        given = _peers_windows(Path(peers), config, settings.context) if peers else _random_windows(config, settings.context)
-        windows = lambda first: given  # every run here begins at sequence 0
+        if peers:
+            given = _peers_windows(Path(peers), config, settings.context)
+        else:
+            given = _source_windows(Path(init), settings.context) if init else _random_windows(config, settings.context)
+        timed = (reads.append(time.process_time()) or window for window in given)
+        windows = lambda first: timed  # every run here begins at sequence 0
     train(job, built, windows, after_backward=after_backward)
     steps = [after - before for before, after in zip(seconds, seconds[1:])]
-    return {"cpu_seconds": upper_median(steps) if steps else None, "peak_bytes": peaks[-1]}
+    last_pass = seconds[-1] - reads[-settings.micro_steps(built.spec.dp) * settings.micro_batch] if reads else None
+    return {"cpu_seconds": upper_median(steps) if steps else None, "pass_seconds": last_pass, "peak_bytes": peaks[-1]}
 
 
-BODIES = {"write_start": write_start, "training_run": training_run}
+def loss_run(tokens: int, vocabulary: int, hidden: int, chunk: int) -> dict:
+    """Body of one rank: forward and backward of the loss. Returns ``taken_bytes`` (the rise of the peak resident size),
+    ``cpu_seconds``, and ``error``: the largest difference of a gradient from that by the definition, over its largest value.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, tokens, hidden, generator=generator).requires_grad_()
+    weight = torch.randn(vocabulary, hidden, generator=generator).mul_(hidden**-0.5).requires_grad_()
+    targets = torch.randint(0, vocabulary, (1, tokens), generator=generator)
+    before, began = peak_resident_bytes(), time.process_time()
+    gradients = torch.autograd.grad(token_losses(x, weight, targets, chunk=chunk)[0], (x, weight))
+    cpu_seconds, taken = time.process_time() - began, peak_resident_bytes() - before
+    wanted = [torch.zeros_like(x), torch.zeros_like(weight)]
+    for part in torch.arange(tokens).split(2048):
+        piece = x[:, part].detach().requires_grad_()
+        total = torch.nn.functional.cross_entropy((piece @ weight.t())[0], targets[0, part], reduction="sum")
+        by_piece, by_weight = torch.autograd.grad(total, (piece, weight))
+        wanted[0][:, part] = by_piece
+        wanted[1] += by_weight
+    error = max(((ours - want).abs().max() / want.abs().max()).item() for ours, want in zip(gradients, wanted))
+    return {"hidden": hidden, "chunk": chunk, "taken_bytes": taken, "cpu_seconds": cpu_seconds, "error": error}
+
+
+BODIES = {"write_start": write_start, "training_run": training_run, "loss_run": loss_run}
 
 
 def _rank_main(body: str, arguments: str) -> None:

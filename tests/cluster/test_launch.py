@@ -158,3 +158,23 @@ def test_a_mesh_larger_than_the_cluster_is_refused(ray_head, code_store, tmp_pat
     assert result.returncode == 2
     assert "8 workers and their data need 10 CPUs, the cluster has 8" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_what_saves_nothing_on_a_cpu_is_refused_before_a_worker_starts(monkeypatch, tmp_path):
+    from cluster.launch import ClusterConfig, ClusterTooSmall, check_resources
+    from workers.mesh import MeshSpec
+    from workers.model import ModelConfig
+    from workers.parallel.memory import MemoryConfig
+    from workers.training.config import CheckpointConfig, TrainingConfig
+    from workers.training.loop import Job
+
+    have = {"CPU": 8}
+    monkeypatch.delenv("RINGSPAN_AUTOSCALING", raising=False)
+    monkeypatch.setattr("ray.cluster_resources", lambda: have)
+    for memory in (MemoryConfig(offload="host"), MemoryConfig(optimizer="host")):
+        job = Job(ModelConfig(vocab_size=64), TrainingConfig(), CheckpointConfig(), tmp_path, memory=memory)
+        have.pop("GPU", None)
+        with pytest.raises(ClusterTooSmall, match="is 'host', but this run is on CPUs, whose memory that is already"):
+            check_resources(job, MeshSpec(ring=2), ClusterConfig())
+        have["GPU"] = 2
+        check_resources(job, MeshSpec(ring=2), ClusterConfig())

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from workers.mesh import MeshSpec
 from workers.model import ModelConfig
+from workers.model.adapter import AdapterConfig
 from workers.parallel.memory import MemoryConfig
 from workers.training.window import Window
 from workers.training.config import CheckpointConfig, TrainingConfig
@@ -53,26 +54,35 @@ def stream(first: int, context: int, mesh, dp: int):
 
 def run_training(
     spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
-    resume: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
-    memory: MemoryConfig = MemoryConfig(),
+    resume: str | None = None, init: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
+    nan_in: str = "layers.1.mlp.up_proj.weight", memory: MemoryConfig = MemoryConfig(), adapter: AdapterConfig = AdapterConfig(),
+    look=lambda model: None, device_type: str = "cpu",
 ) -> dict:
-    """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank."""
-    mesh = spec.build("cpu")
+    """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank.
+
+    ``look(model)`` is called after each backward; what it says of the last step is in the result as ``seen``.
+    """
+    mesh = spec.build(device_type)
     Path(run).mkdir(parents=True, exist_ok=True)
-    job = Job(model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None, memory=memory)
+    job = Job(
+        model, training, checkpoint, Path(run), held_out=held_out, resume=Path(resume) if resume else None,
+        init=Path(init) if init else None, memory=memory, adapter=adapter,
+    )  # fmt: skip
+    seen = []
 
     def after_backward(step, decoder):
         if step == die_at:
             raise KeyboardInterrupt("planted")
         if step in nan_at and dist.get_rank() == nan_rank:
-            gradient = decoder.layers[1].mlp.up_proj.weight.grad.to_local()
+            gradient = decoder.get_parameter(nan_in).grad.to_local()
             gradient.view(-1)[0] = torch.nan
+        seen.append(look(decoder))
 
     leader = mesh.is_leader
     windows = (lambda first: stream(first, training.context, mesh, spec.dp)) if leader else None
     fresh = (lambda: stream(10_000, training.context, mesh, spec.dp)) if leader else None
     try:
-        return train(job, mesh, windows, fresh, after_backward)
+        return {**train(job, mesh, windows, fresh, after_backward), "seen": seen[-1] if seen else None}
     except KeyboardInterrupt:
         return {"died": die_at}
 

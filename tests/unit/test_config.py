@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 import yaml
 
-from pipelines.config import Config, load_config, presets
+from pipelines.config import SECTIONS, Config, load_config, presets
+from workers.model.config import ModelConfig
 
 
 def refusal(source, *assignments) -> str:
     with pytest.raises(ValueError) as caught:
-        load_config(source, assignments).mesh_spec()
+        load_config(source, assignments).check_meshes()
     message = str(caught.value)
     assert message and "\n" not in message
     return message
@@ -31,8 +32,16 @@ def file(tmp_path):
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_loads_and_its_mesh_fits(name):
     config = load_config(name)
-    assert config.mesh_spec().world >= 1
-    config.training.micro_steps(config.mesh_spec().dp)
+    config.check_meshes()
+
+
+# As published: the sums of the sizes of the tensors in the models' safetensors files.
+@pytest.mark.parametrize("family, parameters", [("llama-3.1-8b", 8_030_261_248), ("qwen2.5-coder-7b", 7_615_616_512)])
+def test_a_preset_of_a_published_model_has_its_parameters(family, parameters):
+    found = [name for name in presets() if family in name]
+    assert found
+    for name in found:
+        assert {stage.model.parameters for stage in load_config(name).each_stage()} == {parameters}
 
 
 def test_the_last_word_is_that_of_the_command_line(file):
@@ -48,8 +57,9 @@ def test_what_is_printed_loads_as_the_same(file):
 
 
 def test_every_section_is_a_frozen_dataclass_whose_docstring_or_name_says_its_keys():
-    for name, info in Config.model_fields.items():
-        assert dataclasses.is_dataclass(info.annotation) and info.annotation.__dataclass_params__.frozen, name
+    assert set(SECTIONS) == Config.model_fields.keys() - {"stages"}
+    for name in SECTIONS:
+        assert Config.model_fields[name].annotation.__dataclass_params__.frozen, name
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,33 @@ def test_numbers_are_read_as_people_write_them(value, read):
 @pytest.mark.parametrize("name", ["1e3", "nan", "2024", "2024-01-01", "true", "~store", "a=b"])
 def test_a_quoted_text_stays_a_text(name):
     assert load_config(None, (f'corpus.store="{name}"',)).corpus.store == name
+
+
+YARN = "{rope_type: yarn, factor: 4, original_max_position_embeddings: 4096}"
+
+
+def test_keys_of_keys_are_read_changed_and_printed(file):
+    config = load_config(None, (f"model.rope_scaling={YARN}", "model.rope_scaling.factor=8"))
+    assert (config.model.rope_scaling.rope_type, config.model.rope_scaling.factor) == ("yarn", 8.0)
+    assert load_config(file(config.to_yaml())) == config
+    assert load_config(file(config.to_yaml()), ("model.rope_scaling=",)).model.rope_scaling is None
+    one_by_one = ("model.rope_scaling.rope_type=linear", "model.rope_scaling.factor=2")
+    assert load_config(file("model: {rope_scaling: }"), one_by_one).model.rope_scaling.factor == 2
+
+
+@pytest.mark.parametrize(
+    "assignment, said",
+    [
+        ("model.rope_scaling={rope_type: yarn, factr: 4}", "key model.rope_scaling.factr; the nearest is model.rope_scaling.factor"),
+        ("model.rope_scaling={factor: 4}", "model.rope_scaling.rope_type is not set"),
+        ("model.rope_scaling={rope_type: linear, factor: four}", "model.rope_scaling.factor is 'four'"),
+        ("model.rope_scaling={rope_type: linear, factor: 0.5}", "model.rope_scaling.factor is 0.5; it must be at least 1"),
+        ("model.rope_scaling=4", "model.rope_scaling is 4"),
+        ("training.steps.often=4", "unknown configuration key training.steps.often"),
+    ],
+)
+def test_a_wrong_key_of_a_key_is_refused_by_its_whole_name(assignment, said):
+    assert said in refusal(None, assignment)
 
 
 def test_an_empty_file_and_an_empty_section_are_the_defaults(file):
@@ -79,6 +116,7 @@ def test_an_empty_file_and_an_empty_section_are_the_defaults(file):
         ("mesh.rings=2", "mesh.ring"),
         ("corpus.stor=x", "corpus.store"),
         ("checkpoints.every=5", "checkpoint.every"),
+        ("model.rope_scaling.factr=4", "model.rope_scaling.factor"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_right_one(assignment, nearest):
@@ -130,7 +168,7 @@ WRONG = [
     "training.context=0", "training.context=-8", "training.batch=0", "training.micro_batch=0", "training.learning_rate=fast",
     "training.learning_rate=-1", "training.learning_rate=nan", "training.learning_rate=inf", "training.warmup_steps=-1",
     "training.weight_decay=nan", "training.clip=-1", "training.clip=nan", "training.decay=exponential", "training.precision=fp16",
-    "training.beta1=1.5", "training.beta2=-0.1", "training.eps=-1", "training.final_ratio=-1", "training.seed=-1",
+    "training.decay_ratio=0.2", "training.decay_ratio=2", "training.beta1=1.5", "training.beta2=-0.1", "training.eps=-1", "training.final_ratio=-1", "training.seed=-1",
     "training.seed=1267650600228229401496703205376", "training.skips_in_a_row=0", "training.evaluate_every=-1",
     "checkpoint.every=-1", "checkpoint.keep=0", "corpus.store=3", "corpus.held_out=half", "corpus.held_out_windows=-1",
     "corpus.overlap=-1", "corpus.held_out=1.5", "corpus.positions=backwards",
@@ -171,6 +209,120 @@ def test_a_batch_that_does_not_divide_names_both_numbers():
 
 def test_yaml_written_holds_every_key():
     tree = yaml.safe_load(Config().to_yaml())
-    assert {f"{section}.{key}" for section, keys in tree.items() for key in keys} == {
-        f"{name}.{field.name}" for name, info in Config.model_fields.items() for field in dataclasses.fields(info.annotation)
-    }
+    assert tree.pop("stages") == []
+    assert {section: set(keys) for section, keys in tree.items()} == {section: {field.name for field in fields_of(section)} for section in SECTIONS}
+
+
+def fields_of(section: str):
+    return dataclasses.fields(Config.model_fields[section].annotation)
+
+
+NUMBERS = [f"{section}.{field.name}" for section in SECTIONS for field in fields_of(section) if {"int", "float"} & set(field.type.split(" | "))]
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_yes_and_no_are_no_numbers(key):
+    """Python takes True for 1: `training.steps=yes` would train one step, `model.window=true` see one token."""
+    for word, read in (("yes", "true"), ("off", "false")):
+        assert refusal(None, f"{key}={word}") == f"{key} is {read} (as YAML reads yes, no, on and off, too); it must be a number"
+
+
+def test_numbers_are_most_of_the_keys_and_switches_still_switch():
+    assert len(NUMBERS) > 40 and "training.steps" in NUMBERS and "model.tie_embeddings" not in NUMBERS
+    assert load_config(None, ("model.tie_embeddings=yes",)).model.tie_embeddings is True
+    scaling = "model.rope_scaling={rope_type: yarn, factor: 4, original_max_position_embeddings: 64, truncate: no}"
+    assert load_config(None, (scaling,)).model.rope_scaling.truncate is False
+    assert "model.rope_scaling.factor is true (" in refusal(None, scaling, "model.rope_scaling.factor=on")
+    longrope = "{rope_type: longrope, factor: 2, original_max_position_embeddings: 8, short_factor: [1, yes], long_factor: [1, 2]}"
+    assert "model.rope_scaling.short_factor is true (" in refusal(None, f"model.rope_scaling={longrope}", "model.head_dim=4")
+
+
+class TestStages:
+    CURRICULUM = """
+training: {context: 64, batch: 4, steps: 7, warmup_steps: 2}
+mesh: {dp: 2}
+stages:
+- {training: {steps: 5}, mesh: {ring: 1}}
+- {tokens: 1000, training: {context: 128, learning_rate: 1e-4}, model: {rope_theta: 2e6, window: 32}, mesh: {dp: 1, ring: 2}}
+- {training: {context: 256, decay: wsd}}
+"""
+
+    def test_each_changes_the_sections_above_and_not_the_stage_before(self, file):
+        first, second, third = load_config(file(self.CURRICULUM)).each_stage()
+        assert [(s.training.context, s.training.steps, s.training.decay) for s in (first, second, third)] == [
+            (64, 5, "cosine"), (128, 2, "cosine"), (256, 7, "wsd")  # 1,000 tokens are 1.95 steps of 4 × 128
+        ]  # fmt: skip
+        assert [(s.model.rope_theta, s.model.window, s.training.learning_rate) for s in (first, second, third)] == [
+            (5e5, None, 1e-3), (2e6, 32, 1e-4), (5e5, None, 1e-3)
+        ]  # fmt: skip
+        assert [(m.dp, m.ring) for m in (s.mesh_spec() for s in (first, second, third))] == [(2, 1), (1, 2), (2, 1)]
+        assert {s.training.warmup_steps for s in (first, second, third)} == {2}
+
+    def test_what_is_in_force_at_a_step(self, file):
+        config = load_config(file(self.CURRICULUM))
+        assert [config.at(step).training.context for step in (1, 5, 6, 7, 8, 14, 99)] == [64, 64, 128, 128, 256, 256, 256]
+        assert load_config(None).at(3) == load_config(None)
+
+    def test_what_is_printed_loads_as_the_same(self, file):
+        config = load_config(file(self.CURRICULUM))
+        assert load_config(file(config.to_yaml())) == config and len(config.stages) == 3
+
+    def test_the_command_line_sets_and_clears_them(self, file):
+        path = file(self.CURRICULUM)
+        assert load_config(path, ("stages=[]",)).each_stage() == [load_config(path, ("stages=[]",))]
+        config = load_config(None, ("stages=[{training: {steps: 3}}, {tokens: 9000}]", "training.batch=1"))
+        assert [stage.training.steps for stage in config.each_stage()] == [3, 3]
+
+    def test_an_assignment_that_every_stage_overrides_is_refused(self, file):
+        path = file("stages:\n- {training: {context: 64, steps: 3}}\n- {tokens: 900, training: {context: 128}}\n")
+        for assignment in ("training.context=32", "training.steps=9"):
+            assert f"--set {assignment.split('=')[0]} has no effect, for every stage has its own" in refusal(path, assignment)
+        assert load_config(path, ("training.batch=2",)).each_stage()[1].training.batch == 2
+
+    # fmt: off
+    @pytest.mark.parametrize("stages, said", [
+        ("3", "stages is 3; it must be a list"), ("", "stages is None; it must be a list"), ("{training: {steps: 3}}", "it must be a list"),
+        ("[4]", "stages is [4]; it must be a list"),
+        ("[{training: {steps: 0}}]", "stage 1: training.steps is 0; it must be at least 1"),
+        ("[{}, {training: {step: 3}}]", "stage 2: unknown configuration key training.step; the nearest is training.steps"),
+        ("[{}, {trainig: {}}]", "stage 2: unknown configuration section 'trainig'"),
+        ("[{training: 5}]", "stage 1: training is 5; it must hold keys"), ("[{steps: 5}]", "stage 1: steps is 5; it must hold keys"),
+        ("[{training: {steps: yes}}]", "stage 1: training.steps is true"),
+        ("[{training: {steps: many}}]", "stage 1: training.steps is 'many'"),
+        ("[{stages: {}}]", "stage 1: unknown configuration section 'stages'"),
+        ("[{tokens: 0}]", "stage 1: tokens is 0; it must be a whole number"), ("[{tokens: yes}]", "tokens is True"), ("[{tokens: 2.5}]", "tokens is 2.5"),
+        ("[{tokens: 90, training: {steps: 3}}]", "stage 1: tokens and training.steps both say how long it is"),
+        ("[{}, {model: {dim: 64}}]", "stage 2: model.dim is 64 here and 256 above; a stage changes only what has no weights: block, "),
+        ("[{training: {seed: 3}}]", "stage 1: training.seed holds for the whole run; set it outside the stages"),
+        ("[{corpus: {store: x}}]", "stage 1: corpus.store holds for the whole run"), ("[{tracking: {uri: x}}]", "stage 1: tracking holds for the whole run"),
+        ("[{}, {mesh: {ulysses: 3}}]", "stage 2: 8 query heads do not divide"), ("[{}, {mesh: {dp: 2}}]", "stage 2: training.batch = 1 sequences do not"),
+        ("[{mesh: {ring: 2}, cluster: {workers: 3}}]", "stage 1: the mesh dp × ring × ulysses × tp = 1 × 2 × 1 × 1 needs 2 workers, not 3"),
+    ])
+    # fmt: on
+    def test_what_is_wrong_in_one_says_in_which(self, stages, said):
+        assert said in refusal(None, f"stages={stages}")
+
+    def test_an_assignment_into_them_is_refused(self, file):
+        assert "it must" in refusal(None, "stages.steps=3") and "it must" in refusal(file("stages: []\n"), "stages.1.training=3")
+
+
+@pytest.mark.parametrize(
+    "before, after, field",
+    [
+        ({}, dict(rope_theta=1e6, window=64, sinks=4, norm_eps=1e-6), None),
+        ({}, dict(positions="none", block=16, pooling="learnt"), None),
+        ({}, dict(top_blocks=2, top_block_size=8), None),
+        ({}, dict(dim=512), "dim"),
+        ({}, dict(heads=4, head_dim=64), "heads"),  # the same shapes, and yet another model
+        ({}, dict(tie_embeddings=True), "tie_embeddings"),
+        ({}, dict(memory=1), "memory"),
+        ({}, dict(window=8, segment=8, pooling="mean", summaries=2), None),
+        ({}, dict(window=8, segment=8), "segment"),
+        (dict(window=8, segment=8), dict(window=16, segment=16, reach=4), None),
+        (dict(window=8, segment=8), dict(window=8, segment=8, summaries=2), "summaries"),
+        (dict(window=8, segment=8), dict(window=8, segment=8, pooling="mean"), "pooling"),
+    ],
+)
+def test_what_weights_hang_on(before, after, field):
+    assert ModelConfig(**before).other_weights(ModelConfig(**after)) == field
+    assert (ModelConfig(**after).other_weights(ModelConfig(**before)) is None) == (field is None)

@@ -10,7 +10,9 @@ import pytest
 
 from pipelines.config import load_config
 from pipelines.corpus import TokenStore
-from pipelines.train import Prepared, _write_run_folder, prepare
+from cluster.launch import RunFailed
+from pipelines.train import Prepared, _write_run_folder, prepare, run_stages
+from workers.training.loop import STOP_FILE
 
 SETTINGS = ("training.context=64", "training.steps=4", "training.batch=2", "model.dim=32", "model.layers=1", "model.ffn_dim=64")
 
@@ -39,11 +41,18 @@ def finished(prepared):
     return run.job.run
 
 
-def leave_checkpoint(run: Prepared, step: int) -> None:
+def leave_checkpoint(run: Prepared, step: int, named: bool = True) -> None:
+    """A checkpoint without tensors; an older version's (not ``named``) does not say whose windows its number counts."""
     folder = run.job.checkpoint_folder / f"step-{step:08d}"
     folder.mkdir(parents=True)
-    progress = {"step": step, "tokens": 256, "sequences": 2 * step, "skipped_steps": 0}
-    (folder / "state.json").write_text(json.dumps({"progress": progress, "model": dataclasses.asdict(run.job.model)}))
+    stage = next(stage for stage in run.stages if step <= stage.job.last_step)
+    plan, job = stage.data.train, stage.job
+    tokens = sum(span.stop - span.start - span.context_only for g in range(2 * step) for span in plan.window(g))
+    progress = {"step": step, "tokens": tokens, "sequences": 2 * step, "skipped_steps": 0} | ({"windows": plan.fingerprint} if named else {})
+    state = {"progress": progress, "model": dataclasses.asdict(job.model)}
+    if job.base is not None:
+        state["adapter"] = {"config": dataclasses.asdict(job.adapter), "base": dataclasses.asdict(job.base)}
+    (folder / "state.json").write_text(json.dumps(state))
 
 
 def test_a_run_is_settled_and_written_down_in_full(prepared, code_store, tmp_path):
@@ -81,6 +90,7 @@ def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, c
     (["model.positions=alibi", "attention.backend=cuda"], "attention.backend 'cuda' has no ALiBi; use auto or reference"),
     (["attention.backend=flash2"], "attention.backend 'flash2' does not compute float32, only bfloat16, float16"),
     (["model.summaries=4"], "model.summaries is 4, but model.segment is not set"),
+    (["adapter.rank=17"], "adapter.rank = 17 is more than the rank of k_proj, which is 16 × 32"),
     (["mesh.tp=4"], "2 KV heads do not divide by tp × ulysses = 4 × 1"),
     (["mesh.tp=2", "model.ffn_dim=65"], "model.ffn_dim = 65 does not divide by mesh.tp = 2"),
     (["mesh.dp=2", "training.batch=3"], "training.batch = 3 sequences do not divide by mesh.dp × training.micro_batch = 2 × 1"),
@@ -90,6 +100,8 @@ def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, c
     (["corpus.held_out=1"], "is 1.0; it must be at least 0 and less than 1"),
     (["model.vocab_size=100"], "of 264 ids, but model.vocab_size is 100; leave it null"),
     (["tracking.uri=./mlruns"], "tracking uri './mlruns'"),
+    (["memory.recompute=some"], "memory.recompute is 'some'; it must be one of none, full, selective"),
+    (["memory.offload=disk", "memory.offload_folder=/dev/null"], "memory.offload_folder /dev/null: /dev/null is a file; name a folder"),
 ])
 # fmt: on
 def test_what_does_not_fit_together(prepared, settings, said):
@@ -142,11 +154,31 @@ def test_a_resume_that_would_evaluate_on_what_was_learnt_is_refused(prepared, fi
         prepared(setting, out="finished", resume=finished)
 
 
-def test_a_resume_whose_windows_are_others_is_allowed_and_says_so(prepared, finished, caplog):
-    prepared(out="finished", resume=finished)
-    assert "the windows are others" not in caplog.text
-    prepared("corpus.overlap=3", out="finished", resume=finished)
-    assert "the windows are others" in caplog.text
+@pytest.mark.parametrize("named", [True, False], ids=["named", "an older version's"])
+def test_a_resume_whose_windows_are_others_goes_on_by_its_tokens_and_says_so(prepared, finished, caplog, named):
+    run = prepared(out="finished", resume=finished)
+    shutil.rmtree(finished / "checkpoints")
+    leave_checkpoint(run, 2, named)
+    run = prepared(out="finished", resume=finished)
+    assert started(run) == 4 and "the windows are others" not in caplog.text
+    for settings in (["training.context=32"], ["training.context=16", "corpus.overlap=0"]):
+        caplog.clear()
+        run = prepared(*settings, out="finished", resume=finished)
+        plan, tokens = run.data.train, run.job.start()[1].tokens
+        assert started(run) == plan.sequence_after(tokens) != 4
+        assert f"the windows are others than those of {finished}" in caplog.text and f"sequence {started(run)}," in caplog.text
+
+
+def started(run: Prepared) -> int:
+    """The first sequence that the run reads."""
+    seen = []
+
+    def launch(job, mesh, data, cluster):
+        seen.append(job.start()[1].sequences)
+        return {"stopped": True}
+
+    run_stages(run.stages, launch)
+    return seen[0]
 
 
 def test_resume_into_a_folder_that_holds_another_run_is_refused(prepared, finished):
@@ -162,6 +194,106 @@ def test_resume_into_a_folder_that_holds_another_run_is_refused(prepared, finish
 def test_resume_with_another_model(prepared, finished, setting, said):
     with pytest.raises(ValueError, match=f"is a checkpoint of another model: {said}"):
         prepared(setting, out="finished", resume=finished)
+
+
+@pytest.mark.parametrize("setting", ["model.rope_theta=1e6", "model.window=16", "model.positions=none"])
+def test_resume_with_what_carries_no_weights_is_allowed_and_says_so(prepared, finished, caplog, setting):
+    prepared(setting, out="finished", resume=finished)
+    assert f"{setting.split('=')[0]} was " in caplog.text
+
+
+STAGES = "stages=[{}, {training: {context: 128, steps: 3}, model: {rope_theta: 1e6}, mesh: {ring: 1}}]"
+
+
+class TestStages:
+    def launches(self, run: Prepared, at=None, stop=False, saves=True):
+        """What ``run_stages`` launches; each launch leaves a checkpoint at its end, ``at`` one step an interrupted one."""
+        seen = []
+
+        def launch(job, mesh, data, cluster):
+            done = job.start()[1]
+            seen.append((done.step, job.last_step, job.training.context, mesh.ring, job.model.rope_theta, done.sequences))
+            if saves:
+                leave_checkpoint(run, at or job.last_step)
+            if stop:
+                (job.run / STOP_FILE).touch()
+            return {"stopped": bool(at), "step": at or job.last_step}
+
+        return seen, run_stages(run.stages, launch)
+
+    def test_they_are_launched_in_turn_each_from_the_checkpoint_before(self, prepared):
+        run = prepared(STAGES)
+        assert [(stage.job.first_step, stage.job.last_step) for stage in run.stages] == [(0, 4), (4, 7)]
+        seen, result = self.launches(run)
+        tokens = run.stages[1].job.start()[1].tokens
+        assert result == {"stopped": False, "step": 7} and tokens
+        first, second = seen
+        assert first == (0, 4, 64, 2, 5e5, 0)
+        assert second[:5] == (4, 7, 128, 1, 1e6) and 0 < second[5] < 8  # longer windows: fewer of them hold as many tokens
+
+    @pytest.mark.parametrize("done, first", [(2, (2, 4, 64)), (4, (4, 7, 128)), (5, (5, 7, 128))])
+    def test_resume_goes_on_in_the_stage_where_the_run_stands(self, prepared, tmp_path, caplog, done, first):
+        run = prepared(STAGES)
+        _write_run_folder(run)
+        leave_checkpoint(run, done)
+        seen, _ = self.launches(prepared(STAGES, resume=tmp_path / "run"))
+        assert seen[0][:3] == first and seen[-1][1] == 7
+        assert caplog.text == ""
+        if done == 5:
+            assert seen[0][5] == 10  # in the middle of a stage its own number counts
+
+    def test_all_done(self, prepared, tmp_path):
+        run = prepared(STAGES)
+        _write_run_folder(run)
+        leave_checkpoint(run, 7)
+        with pytest.raises(ValueError, match="has done 7 steps already and its stages have 7; prolong the last, or add one, to go on"):
+            prepared(STAGES, resume=tmp_path / "run")
+
+    def test_a_stop_ends_the_run_even_in_a_stages_last_step(self, prepared):
+        for how in (dict(at=2), dict(stop=True)):
+            run = prepared(STAGES)
+            seen, result = self.launches(run, **how)
+            assert result["stopped"] and len(seen) == 1
+            shutil.rmtree(run.job.run)
+
+    def test_a_last_checkpoint_that_could_not_be_written_ends_the_run(self, prepared):
+        with pytest.raises(RunFailed, match=r"the checkpoint of step 4, from which the next stage starts, was not written \(the latest is of step 0\)"):
+            self.launches(prepared(STAGES), saves=False)
+
+    # fmt: off
+    @pytest.mark.parametrize("stages, said", [
+        ("[{}, {mesh: {tp: 4}}]", "stage 2: 2 KV heads do not divide"), ("[{}, {corpus: {overlap: 64}}]", "stage 2: overlap is 64; it must be"),
+        ("[{mesh: {ring: 1, dp: 4}}]", "stage 1: training.batch = 2 sequences do not divide"),
+        ("[{}, {attention: {backend: flash2}}]", "stage 2: attention.backend 'flash2' does not compute float32"),
+    ])
+    # fmt: on
+    def test_every_stage_is_checked_before_the_first_starts(self, prepared, stages, said):
+        with pytest.raises(ValueError) as caught:
+            prepared(f"stages={stages}")
+        assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# fmt: off
+@pytest.mark.parametrize("before, now, said", [
+    (["adapter.rank=4"], ["adapter.rank=8"], "step-00000002 holds another adapter: adapter.rank is 4 there and 8 here"),
+    (["adapter.rank=4"], ["adapter.rank=4", "adapter.targets=[q_proj]"], "adapter.targets is ('q_proj', 'k_proj', 'v_proj', 'o_proj') there and ('q_proj',) here"),
+    (["adapter.rank=4"], [], "step-00000002 is an adapter of rank 4, but adapter.rank is not set; keep it"),
+    ([], ["adapter.rank=4"], "step-00000002 has no adapter, but adapter.rank is 4; leave it null, or start a new run from an export of this one"),
+    (["adapter.rank=4", "corpus.held_out=0"], ["adapter.rank=4", "corpus.held_out=0", "corpus.store={other}", "training.seed=3"],
+     "step-00000002 is an adapter of the weights of seed 0, here the base is the weights of seed 3"),
+])
+# fmt: on
+def test_resume_with_another_adapter(prepared, code_store, tmp_path, before, now, said):
+    run = prepared(*before, out="adapted")
+    _write_run_folder(run)
+    leave_checkpoint(run, 2)
+    prepared(*before, out="adapted", resume=run.job.run)
+    other = shutil.copytree(code_store, tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "another"}))
+    with pytest.raises(ValueError) as caught:
+        prepared(*(setting.format(other=other) for setting in now), out="adapted", resume=run.job.run)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_resume_with_a_store_of_another_tokenizer(prepared, finished):

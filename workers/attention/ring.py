@@ -92,7 +92,7 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
             dv.add_keys(rows, tile, parts[2])
 
     plain = replace(call, slopes=None)
-    returning = None
+    returning, home = None, None
     for hop, (hop_k, hop_v) in _travel(k, v, call, "backward"):
         sums = own if hop.distance == 0 else (_Sum(hop_k), _Sum(hop_v)) if hop.received else None
         with call.ring.traffic.computing(q.device):
@@ -101,11 +101,11 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
             for rows, tiles in hop.tiles:
                 add(rows, tiles, hop_k, hop_v, *sums, call)
         if returning is not None:
-            _add_home(*returning, own)
+            home = _add_home(*returning, own)
         if hop.distance:
             sent = torch.stack([x.finish(x.dtype).transpose(1, 2) for x in sums]) if sums else None
             label = f"hop {hop.distance} of the gradients{call.where}"
-            returning = hop, call.ring.exchange(-hop.distance, sent, _like(k, hop.sent, own[0].dtype), HOME, label)
+            returning = hop, call.ring.exchange(-hop.distance, sent, _like(k, hop.sent, own[0].dtype, home), HOME, label)
     if returning is not None:
         _add_home(*returning, own)
     grads = zip((dq, *own, *extra), (q, k, v, extra_k, extra_v))
@@ -114,23 +114,25 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
 
 
 def _travel(k, v, call: Call, direction: str) -> Iterator[tuple[Hop, tuple]]:
-    """Each hop with the keys and values that it brought. The next hop's are on their way meanwhile."""
+    """Each hop with the keys and values that it brought. The next hop's are on their way meanwhile, into the buffer of the one
+    before: two are enough for a ring of any size."""
     packed: dict[tuple, torch.Tensor] = {}
 
-    def start(hop: Hop):
+    def start(hop: Hop, used: torch.Tensor | None):
         key = tuple(hop.sent)
         if key and key not in packed:
             packed.clear()
             packed[key] = torch.stack([_rows(x, hop.sent).transpose(1, 2) for x in (k, v)])
         label = f"hop {hop.distance} of the {direction}{call.where}"
-        return call.ring.exchange(hop.distance, packed.get(key), _like(k, hop.received, k.dtype), KEYS, label)
+        return call.ring.exchange(hop.distance, packed.get(key), _like(k, hop.received, k.dtype, used), KEYS, label)
 
-    arriving = None
+    arriving, used = None, None
     for index, hop in enumerate(call.plan):
         arrived = arriving.wait() if arriving is not None else None
         following = call.plan[index + 1] if index + 1 < len(call.plan) else None
-        arriving = start(following) if following is not None else None
+        arriving = start(following, used) if following is not None else None
         yield hop, (k, v) if hop.distance == 0 else (None, None) if arrived is None else arrived.transpose(2, 3).unbind()
+        used = arrived
 
 
 def _rows(x_BSGD: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor:
@@ -138,23 +140,27 @@ def _rows(x_BSGD: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _like(k_BSGD: torch.Tensor, ranges: list[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor | None:
-    """A buffer [2, B, G, n, D] for keys and values of the n rows in ``ranges``; None for none."""
+def _like(k_BSGD: torch.Tensor, ranges: list[tuple[int, int]], dtype: torch.dtype, used: torch.Tensor | None) -> torch.Tensor | None:
+    """A buffer [2, B, G, n, D] for keys and values of the n rows in ``ranges``, ``used`` again if it fits; None for none."""
     rows = sum(stop - start for start, stop in ranges)
     batch, _, heads, size = k_BSGD.shape
-    return k_BSGD.new_empty((2, batch, heads, rows, size), dtype=dtype) if rows else None
+    shape = (2, batch, heads, rows, size)
+    if used is not None and used.shape == shape:
+        return used
+    return k_BSGD.new_empty(shape, dtype=dtype) if rows else None
 
 
-def _add_home(hop: Hop, exchange, own: tuple["_Sum", "_Sum"]) -> None:
-    """Add what the rank ``hop.distance`` places on has computed for this rank's keys and values."""
+def _add_home(hop: Hop, exchange, own: tuple["_Sum", "_Sum"]) -> torch.Tensor | None:
+    """Add what the rank ``hop.distance`` places on has computed for this rank's keys and values. Returns the buffer it came in."""
     received = exchange.wait()
     if received is None:
-        return
+        return None
     for total, part in zip(own, received.transpose(2, 3).unbind()):
         first = 0
         for start, stop in hop.sent:
             total.add_range(start, stop, part[:, first : first + stop - start])
             first += stop - start
+    return received
 
 
 def _forward(tile: Tile, q, k, v, call: Call):
@@ -195,6 +201,7 @@ class _Output:
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.out is None:
             self._start()
+        self.lse.exact = True  # every weight of a row is exp(score − lse): where tensors are kept compressed, this one is not
         return self.out.to(self.q.dtype), self.lse
 
     def _start(self):

@@ -43,7 +43,7 @@ class Tape:
         if not isinstance(x, torch.Tensor):
             return lambda: x
         kept = x.detach()  # an output belongs to the graph, which would then own the tape that owns it
-        kept.__dict__.update(x.__dict__)
+        kept.__dict__.update(x.__dict__)  # its marks
         packed = self._pack(kept)
         return lambda: self._unpack(packed)
 

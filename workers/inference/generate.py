@@ -8,20 +8,32 @@ from typing import Iterator
 import torch
 
 from workers.inference.cache import KVCache
-from workers.model import Decoder
+from workers.model import Decoder, load_pretrained
+from workers.model.adapter import add_adapters, merge
+from workers.model.huggingface import is_model_folder, load_weights
 from workers.training import checkpoint as checkpoints
 
 PREFILL_TOKENS = 2048  # the most logits and activations that a long prompt ever needs at once
 
 
 def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
-    """The model of a training checkpoint, whole on one device, whatever mesh wrote it."""
+    """The model of a training checkpoint, whole on one device, whatever mesh wrote it; or of a model folder.
+
+    An adapter is merged into its base. Raises ValueError when that base is gone or has changed.
+    """
+    if is_model_folder(checkpoint):
+        return load_pretrained(checkpoint).to(device).eval()
+    adapter, base = checkpoints.read_adapter(checkpoint)
+    if base is not None:
+        base.check()
     with torch.device("meta"):
-        model = Decoder(checkpoints.read_model(checkpoint))
+        model = add_adapters(Decoder(checkpoints.read_model(checkpoint)), adapter)
     model.to_empty(device=device)
     model.tie()
+    if base is not None:
+        load_weights(model, Path(base.folder)) if base.folder is not None else model.init_weights(base.seed)
     checkpoints.load(checkpoint, model)
-    return model.eval()
+    return merge(model).eval()
 
 
 @torch.no_grad()
@@ -42,8 +54,9 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     pending = prompt
     for _ in range(new_tokens):
+        length = caches[0].length + len(pending)
         for start in range(0, len(pending), prefill):
-            logits_V = _next_logits(model, pending[start : start + prefill], caches, device)[:vocabulary]
+            logits_V = _next_logits(model, pending[start : start + prefill], length, caches, device)[:vocabulary]
         token = _choose(logits_V, temperature, generator)
         if token in stop:
             return
@@ -51,13 +64,16 @@ def generate(
         pending = [token]
 
 
-def _next_logits(model: Decoder, tokens: list[int], caches: list[KVCache], device) -> torch.Tensor:
-    """Logits [V] of what follows ``tokens``; the caches hold what stands before them, and then them as well."""
+def _next_logits(model: Decoder, tokens: list[int], length: int, caches: list[KVCache], device) -> torch.Tensor:
+    """Logits [V] of what follows ``tokens``; the caches hold what stands before them, and then them as well.
+
+    ``length`` is that of the sequence as far as it is known, of which ``tokens`` may be a chunk.
+    """
     first = caches[0].length
     tokens_BS = torch.tensor([tokens], device=device)
     positions_BS = torch.arange(first, first + len(tokens), device=device)[None]
     last = lambda hidden_BSD, weight_VD: weight_VD @ hidden_BSD[0, -1]  # the one row that is needed
-    return model(tokens_BS, positions_BS, model.config.pattern(), head=last, caches=caches)
+    return model(tokens_BS, positions_BS, model.config.pattern(), length=torch.tensor([[length]], device=device), head=last, caches=caches)
 
 
 def _choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

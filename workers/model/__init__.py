@@ -2,5 +2,6 @@
 
 from workers.model.config import ModelConfig
 from workers.model.decoder import Decoder
+from workers.model.huggingface import load_pretrained, save_pretrained
 
-__all__ = ["Decoder", "ModelConfig"]
+__all__ = ["Decoder", "ModelConfig", "load_pretrained", "save_pretrained"]

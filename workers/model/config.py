@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from workers.attention import Hierarchy, Pattern, TopBlocks
+from workers.model.positions import RopeScaling
 
-POSITIONS = ("rope", "alibi", "none")
+POSITIONS = ("rope", "alibi", "sinusoidal", "none")
+# Fields that no weight's shape or meaning hangs on; of the hierarchy's, those that ``other_weights`` compares by themselves.
+WEIGHTLESS = {
+    "norm_eps", "rope_theta", "rope_scaling", "positions", "window", "sinks", "block", "stride",
+    "segment", "summaries", "reach", "pooling", "top_blocks", "top_block_size",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes of a decoder. ``vocab_size=None`` is filled from the corpus, rounded up to a multiple of 64.
 
-    ``head_dim`` is ``dim / heads`` and ``kv_heads`` is ``heads`` unless given. ``positions`` is rope, alibi or none.
+    ``head_dim`` is ``dim / heads`` and ``kv_heads`` is ``heads`` unless given. ``positions`` is rope, alibi,
+    sinusoidal or none; ``rope_scaling`` stretches the first (a ``RopeScaling``, or a mapping of its fields).
 
     What a token sees, besides causality and documents (see ``workers.attention.Pattern`` for the first four):
     window, sinks, block, stride;
@@ -33,6 +40,7 @@ class ModelConfig:
     vocab_size: int | None = None
     norm_eps: float = 1e-5
     rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -66,6 +74,14 @@ class ModelConfig:
             object.__setattr__(self, "head_dim", self.dim // self.heads)
         if self.head_dim % 2 and self.positions == "rope":
             raise ValueError(f"model.head_dim is {self.head_dim}; rotary embeddings need an even number")
+        if self.dim % 2 and self.positions == "sinusoidal":
+            raise ValueError(f"model.dim is {self.dim}; sinusoidal positions need an even number")
+        if self.rope_scaling is not None:
+            if not isinstance(self.rope_scaling, RopeScaling):
+                object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
+            if self.positions != "rope":
+                raise ValueError(f"model.rope_scaling is set, but model.positions is {self.positions}; leave it out, or use rope")
+            self.rope_scaling.check(self.head_dim, self.rope_theta)
         for name, choices in (("positions", POSITIONS), ("pooling", ("learnt", "mean"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
@@ -88,6 +104,15 @@ class ModelConfig:
             window=self.window, documents=documents, sinks=self.sinks, block=self.block, stride=self.stride,
             alibi=self.positions == "alibi", hierarchy=hierarchy, top=top,
         )  # fmt: skip
+
+    def other_weights(self, other: "ModelConfig") -> str | None:
+        """The first field because of which weights of ``other`` are none of this model; None when they are."""
+        names = [field.name for field in fields(self) if field.name not in WEIGHTLESS]
+        if self.learns_pooling != other.learns_pooling:
+            names += ["pooling", "segment"]
+        elif self.learns_pooling:
+            names += ["summaries"]
+        return next((name for name in names if getattr(self, name) != getattr(other, name)), None)
 
     @property
     def learns_pooling(self) -> bool:

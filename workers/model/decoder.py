@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from workers.attention import Pattern, attend
 from workers.model.config import ModelConfig
 from workers.model.layers import MLP, RMSNorm
-from workers.model.positions import rotary_table, rotate
+from workers.model.positions import Sinusoids, rotary_table, rotate
 
 
 class Attention(nn.Module):
@@ -83,7 +83,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A decoder of the Llama family.
 
-    1. Embed tokens; compute the rotary table once, from explicit positions (with ALiBi the attention knows them).
+    1. Embed tokens; compute the rotary table once, from explicit positions (with ALiBi the attention knows them; sinusoids
+       are added to the embedding, which is multiplied by √D to be of their size, as Vaswani et al. 2017 do).
     2. Run the blocks. Everything is local to this rank but ``attend``.
     3. Norm; then ``head``: by default logits, in training whatever ``head`` computes from hidden states and the head's
        weight (the chunked loss, which never forms logits of the whole sequence).
@@ -94,6 +95,7 @@ class Decoder(nn.Module):
         assert config.vocab_size is not None, "fill vocab_size before building the model"
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.sinusoids = Sinusoids(config.dim) if config.positions == "sinusoidal" else None
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.lm_head = nn.Linear(config.dim, config.vocab_size, bias=False)
@@ -104,16 +106,24 @@ class Decoder(nn.Module):
         if self.config.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, pattern: Pattern, *, head=None, caches=None):
+    def forward(
+        self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, pattern: Pattern, *, length: torch.Tensor | None = None, head=None, caches=None
+    ):
         """
         Args:
             tokens_BS: this rank's tokens, int.
-            positions_BS: their positions for the rotary embedding, int; local tokens, global numbers.
+            positions_BS: their positions, int; local tokens, global numbers.
+            length: int [B, S], longest position + 1 of each token's document (``Batch.length``), for scalings of the rotary embedding
+                that depend on it; None where this rank holds the whole sequence, or what there is of it so far.
             head: ``head(hidden_BSD, weight_VD)``; None gives logits [B, S, V].
             caches: one KV cache a block, for generation on one rank; tokens are then the continuation.
         """
         x_BSD = self.embed_tokens(tokens_BS)
-        table = rotary_table(positions_BS, self.config.head_dim, self.config.rope_theta) if self.config.positions == "rope" else None
+        if self.sinusoids is not None:
+            x_BSD = x_BSD * math.sqrt(self.config.dim) + self.sinusoids(positions_BS).to(x_BSD.dtype)
+        table = None
+        if self.config.positions == "rope":
+            table = rotary_table(positions_BS, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling, length)
         for index, block in enumerate(self.layers):
             x_BSD = block(x_BSD, table, pattern, caches[index] if caches is not None else None)
         x_BSD = self.norm(x_BSD)
@@ -122,19 +132,27 @@ class Decoder(nn.Module):
         return head(x_BSD, self.lm_head.weight)
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, names: set[str] | None = None) -> None:
         """The same values on every mesh: each parameter is drawn whole from a generator seeded by the run's seed and its name, then sharded.
 
         Normal with deviation 0.02; projections back into the residual stream 0.02 / √(2 · layers) (Radford et al. 2019).
+        ``names`` are those to draw; None is all.
         """
         for name, parameter in self.named_parameters():
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it looks at 32 bits only
+            if names is not None and name not in names:
+                continue
+            generator = generator_of(seed, name)
             if parameter.ndim == 1:
                 whole = torch.zeros(parameter.shape) if name.endswith("bias") else torch.ones(parameter.shape)
             else:
                 deviation = 0.02 / math.sqrt(2 * self.config.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
                 whole = torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator)
             set_parameter(parameter, whole)
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """What draws the parameter ``name`` of a run with this seed: the same numbers whatever else is drawn."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it looks at 32 bits only
 
 
 @torch.no_grad()

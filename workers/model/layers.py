@@ -11,11 +11,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
 
-def local_weight(weight: torch.Tensor) -> torch.Tensor:
-    """The plain tensor of a weight that is replicated over the tensor axis; each rank's gradient is a part of the sum."""
-    if isinstance(weight, DTensor):
-        return weight.to_local(grad_placements=[Partial()] * weight.device_mesh.ndim)
-    return weight
+def local_part(whole: torch.Tensor) -> torch.Tensor:
+    """This rank's plain tensor of a weight or an input that is replicated or sharded over the tensor axis.
+
+    What is replicated enters a computation on each rank, so each rank's gradient is a part of the sum.
+    """
+    if isinstance(whole, DTensor):
+        return whole.to_local(grad_placements=[Partial() if p.is_replicate() else p for p in whole.placements])
+    return whole
 
 
 class _Normalize(torch.autograd.Function):
@@ -25,6 +28,7 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx, x, weight, eps):
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        scale.exact = True  # of the whole row, so never kept compressed
         ctx.save_for_backward(x, weight, scale)
         return (wide * scale).mul_(weight).to(x.dtype)
 
@@ -34,11 +38,11 @@ class _Normalize(torch.autograd.Function):
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         grad = grad.to(wide.dtype)
         normed = wide * scale
-        grad_weight = (grad * normed).flatten(0, -2).sum(0)
+        grad_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         grad_normed = grad * weight
         mean = torch.linalg.vecdot(grad_normed, normed).unsqueeze(-1).div_(x.shape[-1])
         grad_x = grad_normed.addcmul_(normed, mean, value=-1).mul_(scale)
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+        return grad_x.to(x.dtype), grad_weight, None
 
 
 class RMSNorm(nn.Module):
@@ -50,7 +54,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Normalize.apply(x, local_weight(self.weight), self.eps)
+        return _Normalize.apply(x, local_part(self.weight), self.eps)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -5,13 +5,18 @@ Every switch stands alone and combines with the others on every mesh. None chang
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from workers.attention.tape import Tape
+from workers.parallel.keep import Keeper
+from workers.parallel.store import DiskStore, HostStore, Store
 from workers.parallel.tiles import in_tiles
 
 CHOICES = {
@@ -58,24 +63,43 @@ class MemoryConfig:
                     raise ValueError(f"memory.{name} is 'host', but this run is on CPUs, whose memory that is already{instead}")
 
 
+def grow_segments() -> None:
+    """Let CUDA's allocator grow its segments in place: lengths that change leave no holes. Before the first allocation; what
+    the environment says of the allocator stands."""
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
 def apply_memory(model: torch.nn.Module, config: MemoryConfig) -> None:
     """Make the blocks of ``model`` keep what ``config`` says, in place; before FSDP, whose gathering then stays outside."""
-    for block in model.layers:
+    keeper = None
+    if config.offload != "none" or config.compress != "none":
+        store = {"none": Store, "host": HostStore, "disk": lambda: DiskStore(config.offload_folder)}[config.offload]()
+        keeper = Keeper(store, config.compress == "int8")
+    for index, block in enumerate(model.layers):
         if config.mlp_tile is not None:
             block.mlp.forward = partial(in_tiles, block.mlp, block.mlp.forward, config.mlp_tile)
-        if config.recompute != "none":
-            block.forward = partial(_recomputed, block.forward, config.recompute == "selective")
+        if keeper is not None or config.recompute != "none":
+            block.forward = partial(_run, block, block.forward, index == 0, config.recompute, keeper)
 
 
-def _recomputed(forward, selective: bool, *arguments):
-    """``forward(*arguments)``, whose intermediate results are not kept but computed again in backward."""
+def _run(block, forward, first: bool, recompute: str, keeper: Keeper | None, x_BSD: torch.Tensor, *shared) -> torch.Tensor:
+    """``forward(x_BSD, *shared)`` of a block; what it keeps for backward is what the switches say.
+
+    ``shared`` is the same for all blocks (the rotary table, the pattern), so it is there in any case.
+    """
     if not torch.is_grad_enabled():
-        return forward(*arguments)
+        return forward(x_BSD, *shared)
+    left = [*block.parameters(), *(x for x in tree_leaves(shared) if isinstance(x, torch.Tensor))]
+    with keeper.block(first, left) if keeper is not None else contextlib.nullcontext():
+        if recompute == "none":
+            return forward(x_BSD, *shared)
+        contexts = {"context_fn": partial(_tape, keeper)} if recompute == "selective" else {}
+        # Nothing is drawn at random in a block.
+        return checkpoint(forward, x_BSD, *shared, use_reentrant=False, preserve_rng_state=False, **contexts)
 
-    def contexts():
-        tape = Tape()
-        return tape.recording(), tape.replaying()
 
-    # Nothing is drawn at random in a block.
-    options = dict(use_reentrant=False, preserve_rng_state=False)
-    return checkpoint(forward, *arguments, **options, **({"context_fn": contexts} if selective else {}))
+def _tape(keeper: Keeper | None):
+    """What surrounds a block's forward, and its recomputation."""
+    tape = Tape(keeper.pack, keeper.unpack) if keeper is not None else Tape()
+    return tape.recording(), tape.replaying()

@@ -22,11 +22,15 @@ from workers.training.window import IGNORE, Window
 
 @dataclass
 class Batch:
-    """This rank's part of some sequences: int64 [B, s], and the pattern they are attended by."""
+    """This rank's part of some sequences: int64 [B, s], and the pattern they are attended by.
+
+    ``length``: longest position + 1 of each token's whole document, wherever its tokens are.
+    """
 
     tokens: torch.Tensor
     targets: torch.Tensor
     positions: torch.Tensor
+    length: torch.Tensor
     pattern: Pattern
 
 
@@ -49,7 +53,7 @@ def receive(windows: list[Window] | None, mesh, context: int, pattern: Callable[
         whole, documents = _collate(windows, length)
         if ranks > 1:
             cp_parts = [whole[..., layout_positions(length, mesh, cp_rank=rank)] for rank in range(mesh.spec.cp)]
-            parts = [part for part in cp_parts for _ in range(mesh.spec.tp)]
+            parts = [part for part in cp_parts for _ in range(mesh.spec.tp)] * mesh.spec.pp
     if ranks == 1:
         part = whole
     else:
@@ -60,26 +64,31 @@ def receive(windows: list[Window] | None, mesh, context: int, pattern: Callable[
             header = torch.tensor([len(windows), 0])
         dist.broadcast(header, mesh.leader, group=mesh.group)
         count, has_documents = header.tolist()
-        part = torch.empty(3, count, length // mesh.spec.cp, dtype=torch.int64)
+        part = torch.empty(4, count, length // mesh.spec.cp, dtype=torch.int64)
         dist.scatter(part, parts, src=mesh.leader, group=mesh.group)
         if has_documents:
             documents = torch.empty(count, length, dtype=torch.int32) if documents is None else documents
             dist.broadcast(documents, mesh.leader, group=mesh.group)
-    tokens, targets, positions = part.to(mesh.device).unbind()
-    return Batch(tokens, targets, positions, pattern(documents))
+    return Batch(*part.to(mesh.device).unbind(), pattern(documents))
 
 
 def _collate(windows: list[Window], length: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """tokens, targets and positions as [3, B, S], and documents [B, S], or None where the causal order alone separates them."""
+    """tokens, targets, positions and lengths as [4, B, S], and documents [B, S], or None where the causal order alone separates them."""
     context = len(windows[0].tokens)
-    whole = np.zeros((3, len(windows), length), dtype=np.int64)
+    whole = np.zeros((4, len(windows), length), dtype=np.int64)
     whole[1, :, context:] = IGNORE
     documents = np.full((len(windows), length), -1, dtype=np.int32)
     for row, window in enumerate(windows):
-        for plane, values in enumerate((window.tokens, window.targets, window.positions)):
+        for plane, values in enumerate((window.tokens, window.targets, window.positions, _document_length(window))):
             whole[plane, row, :context] = values
         documents[row, :context] = window.documents
     return torch.from_numpy(whole), None if _one_document(whole[1], documents) else torch.from_numpy(documents)
+
+
+def _document_length(window: Window) -> np.ndarray:
+    """Longest position + 1 of each token's document, int64 [C]."""
+    starts = np.flatnonzero(np.diff(window.documents, prepend=window.documents[0] - 1))
+    return np.repeat(np.maximum.reduceat(window.positions, starts) + 1, np.diff(starts, append=len(window.documents)))
 
 
 def _one_document(targets: np.ndarray, documents: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints: sharded (torch.distributed.checkpoint), asynchronous, atomic, loadable on any mesh.
+"""Checkpoints: sharded (torch.distributed.checkpoint), asynchronous, atomic, loadable on any mesh; of what trains only.
 
 A checkpoint is a folder ``step-00000050``. It is written under a ``.partial`` name and renamed when every rank's part
 and ``state.json`` are on disk, so a name without the suffix is a whole checkpoint, and "latest" is simply the highest.
@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from workers.model.adapter import AdapterConfig
+from workers.model.base import Base
 from workers.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -27,12 +29,17 @@ PARTIAL = ".partial"
 
 @dataclass
 class Progress:
-    """Where a run stands. ``sequences`` counts windows of the global order: the next one to read has that number."""
+    """Where a run stands. ``tokens`` counts the targets it has learnt.
+
+    ``sequences`` counts windows of the global order: the next one to read has that number; ``windows`` names the plan whose
+    order that is (a checkpoint of an older version does not say).
+    """
 
     step: int = 0
     tokens: int = 0
     sequences: int = 0
     skipped_steps: int = 0
+    windows: str = ""
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -56,21 +63,28 @@ def read_model(path: Path) -> ModelConfig:
     return _state(path, "model", lambda fields: ModelConfig(**fields))
 
 
-def _state(path: Path, part: str, parse):
+def read_adapter(path: Path) -> tuple[AdapterConfig, Base | None]:
+    """The adapter and the base it belongs to; (no adapter, None) where all weights trained."""
+    return _state(path, "adapter", lambda fields: (AdapterConfig(**fields["config"]), Base(**fields["base"])), (AdapterConfig(), None))
+
+
+def _state(path: Path, part: str, parse, absent=None):
     try:
-        return parse(json.loads((path / "state.json").read_text())[part])
+        state = json.loads((path / "state.json").read_text())
+        return absent if absent is not None and part not in state else parse(state[part])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path / 'state.json'} is damaged: {part} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
-    """Every tensor of a run under a flat name; DTensors, so each rank writes its shards and may read others'.
+    """Every tensor that a run changes under a flat name; DTensors, so each rank writes its shards and may read others'.
 
     The random state is that of rank 0: ranks draw nothing at random after the weights, which depend on the seed alone.
     """
-    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    state = {f"model.{name}": parameter.detach() for name, parameter in trained.items()}
     if optimizer is not None:
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained.items():
             assert parameter in optimizer.state, f"{name} is not the parameter that the optimizer moves"
             for key, value in optimizer.state[parameter].items():
                 state[f"optimizer.{name}.{key}"] = value
@@ -85,8 +99,11 @@ class Checkpointer:
     with the last good checkpoint.
     """
 
-    def __init__(self, folder: Path, keep: int, model: ModelConfig):
-        self._folder, self._keep, self._model = Path(folder), keep, model
+    def __init__(self, folder: Path, keep: int, model: ModelConfig, adapter: AdapterConfig = AdapterConfig(), base: Base | None = None):
+        self._folder, self._keep = Path(folder), keep
+        self._belongs_to = {"model": asdict(model)}
+        if base is not None:
+            self._belongs_to["adapter"] = {"config": asdict(adapter), "base": asdict(base)}
         self._group = dist.new_group(backend="gloo")  # the writer's own: its collectives run beside the step's
         self._poll_group = dist.new_group(backend="gloo")
         self._writing: tuple[Future, Path] | None = None
@@ -105,7 +122,7 @@ class Checkpointer:
         if self._main:
             try:
                 partial.mkdir(parents=True, exist_ok=True)
-                (partial / "state.json").write_text(json.dumps({"progress": asdict(progress), "model": asdict(self._model)}, indent=1))
+                (partial / "state.json").write_text(json.dumps({"progress": asdict(progress), **self._belongs_to}, indent=1))
             except OSError as caught:  # a full disk, which the other ranks must learn of
                 error = caught
         failed = torch.tensor(0 if error is None else 1)
@@ -155,14 +172,26 @@ class Checkpointer:
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Read a checkpoint into a model (and optimizer) on whatever mesh they are on. A collective when distributed."""
     state = training_state(model, optimizer)
+    _read(path, state)
+    if optimizer is not None:
+        torch.set_rng_state(state["random"])
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights that a checkpoint holds, whole, by name: all, or those that trained with an adapter."""
+    held = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    state = {name: torch.empty(entry.size) for name, entry in held.items() if name.startswith("model.")}
+    _read(path, state)
+    return {name.removeprefix("model."): value for name, value in state.items()}
+
+
+def _read(path: Path, state: dict[str, torch.Tensor]) -> None:
     with warnings.catch_warnings():  # on one process torch warns that there are no others
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
         except dcp.api.CheckpointException as error:  # not an Exception to Python
             raise ValueError(f"{path} cannot be read: {_one_line(next(iter(error.failures.values()))[0])}") from None
-    if optimizer is not None:
-        torch.set_rng_state(state["random"])
 
 
 def _one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ class TrainingConfig:
     batch: sequences of a step over the whole mesh. micro_batch: sequences that a data-parallel group takes at once;
         the rest of its share accumulates.
     learning_rate: peak; reached after warmup_steps, then kept (decay "constant") or brought down to
-        learning_rate · final_ratio at the last step ("linear", "cosine").
+        learning_rate · final_ratio at the last step ("linear", "cosine", or "wsd": kept until the last share decay_ratio of the steps).
     clip: largest norm of the gradient over the whole mesh; 0 does not clip.
     skips_in_a_row: after so many non-finite steps in a row the last checkpoint is restored; when it happens again, the run stops.
     evaluate_every: steps between held-out evaluations; 0 evaluates before the first step and after the last only.
@@ -29,6 +29,7 @@ class TrainingConfig:
     learning_rate: float = 1e-3
     warmup_steps: int = 10
     decay: str = "cosine"
+    decay_ratio: float = 0.1
     final_ratio: float = 0.1
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -51,12 +52,15 @@ class TrainingConfig:
                 raise ValueError(f"training.{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
         if self.eps <= 0:
             raise ValueError(f"training.eps is {self.eps}; it must be more than 0")
-        if not 0 <= self.final_ratio <= 1:
-            raise ValueError(f"training.final_ratio is {self.final_ratio}; it must lie in 0–1")
+        for name in ("final_ratio", "decay_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"training.{name} is {getattr(self, name)}; it must lie in 0–1")
         if self.seed >= 1 << 32:
             raise ValueError(f"training.seed is {self.seed}; it must be less than 2³²")
-        if self.decay not in ("constant", "linear", "cosine"):
-            raise ValueError(f"training.decay is {self.decay!r}; it must be constant, linear or cosine")
+        if self.decay not in ("constant", "linear", "cosine", "wsd"):
+            raise ValueError(f"training.decay is {self.decay!r}; it must be constant, linear, cosine or wsd")
+        if self.decay != "wsd" and self.decay_ratio != type(self).decay_ratio:
+            raise ValueError(f"training.decay_ratio is {self.decay_ratio}, but training.decay is {self.decay}: set it to wsd, or leave out decay_ratio")
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f"training.precision is {self.precision!r}; it must be fp32 or bf16")
 
@@ -71,10 +75,14 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """every: steps between checkpoints; 0 writes one at the end only. keep: how many of the newest stay."""
+    """every: steps between checkpoints; 0 writes one at the end only. keep: how many of the newest stay.
+
+    init: a model folder (see ``ringspan import``) whose architecture and weights a new run starts from.
+    """
 
     every: int = 50
     keep: int = 2
+    init: str | None = None
 
     def __post_init__(self):
         if self.every < 0:

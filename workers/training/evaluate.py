@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Iterator
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from workers.parallel import pipeline
 from workers.training.batch import receive
-from workers.training.loss import CHUNK_TOKENS, token_losses
+from workers.training.loss import CHUNK_TOKENS
+from workers.training.passes import loss_head
 from workers.training.window import IGNORE, Window
 
 
@@ -41,8 +42,10 @@ def evaluate(
     totals = torch.zeros(2, len(edges) - 1, dtype=torch.float64, device=mesh.device)
     for _ in range(count):
         batch = receive([next(windows)] if windows is not None else None, mesh, context, model.config.pattern)
-        head = partial(token_losses, targets_BS=batch.targets, tp_mesh=mesh.tp, chunk=loss_chunk)
-        _, losses = model(batch.tokens, batch.positions, batch.pattern, head=head)
+        result = pipeline.forward(model, mesh, batch, loss_head(batch, mesh, loss_chunk))
+        if not mesh.is_last_stage:
+            continue
+        _, losses = result
         valid = batch.targets != IGNORE
         bucket = torch.bucketize(batch.positions[valid], boundaries, right=True)
         totals[0].scatter_add_(0, bucket, losses[valid].double())

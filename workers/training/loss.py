@@ -29,7 +29,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         needs_grad = train and any(ctx.needs_input_grad[:2])
         losses = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
         grad_hidden = torch.zeros_like(hidden) if needs_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad and ctx.needs_input_grad[1] else None
         for start in range(0, hidden.shape[0], chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             target = targets[chunk]
@@ -40,6 +40,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if needs_grad:  # ``logits`` now holds its own gradient
                 narrow = logits.to(hidden.dtype)
                 torch.mm(narrow, weight, out=grad_hidden[chunk])
+                if grad_weight is None:  # a frozen head
+                    continue
                 if grad_weight.dtype == narrow.dtype:
                     grad_weight.addmm_(narrow.t(), hidden[chunk])
                 else:
@@ -52,7 +54,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, _):
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden.mul_(grad), grad_weight.mul_(grad).to(ctx.weight_dtype), None, None, None, None, None
+        grad_weight = grad_weight.mul_(grad).to(ctx.weight_dtype) if grad_weight is not None else None
+        return grad_hidden.mul_(grad), grad_weight, None, None, None, None, None
 
 
 def _losses_and_gradient_(logits_nV, target_n, group, first_id):

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pipelines.code_completion.complete import checkpoint_of, complete
+from pipelines.code_completion.complete import complete
 from pipelines.config import load_config
+from pipelines.models.source import checkpoint_of
 from pipelines.train import _write_run_folder, prepare
 from workers.inference import generate as generation
 from workers.mesh import MeshSpec
@@ -131,7 +132,7 @@ def test_a_checkpoint_that_is_still_being_written_is_refused(run, repo, tmp_path
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (dict(context=65), "--context 65 is more than the 64 tokens that the run was trained at"),
+        (dict(context=65), "--context 65 is more than the 64 tokens that the model was trained at"),
         (dict(context=0), "--max-tokens is 64"),
         (dict(new_tokens=0), "--max-tokens is 0; it must be at least 1"),
         (dict(new_tokens=-1), "--max-tokens is -1"),

@@ -136,7 +136,7 @@ PATTERNS = {
 def test_long_text_is_encoded_in_pieces_with_the_same_ids_and_offsets(bpe, pattern, monkeypatch):
     tokenizer = bpe
     if pattern:
-        tree = json.loads(bpe._document)
+        tree = json.loads(bpe.document)
         split = {"type": "Split", "pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": False}
         level = {**tree["pre_tokenizer"], "use_regex": False}
         tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
@@ -160,7 +160,7 @@ def test_a_long_generated_header_is_encoded_in_bounded_memory(bpe):  # C5
 
 def test_foreign_file_gets_the_missing_control_tokens_and_nothing_around_the_text(bpe, tmp_path):
     # As Qwen ships: its own control tokens, the FIM ones not marked as control, truncation and a template switched on.
-    tree = json.loads(bpe._document)
+    tree = json.loads(bpe.document)
     size = tree["added_tokens"][0]["id"]
     for i, content in enumerate(("<|endoftext|>", "<|im_start|>", "<|fim_prefix|>")):
         tree["added_tokens"][i] = {**tree["added_tokens"][i], "content": content, "special": content != "<|fim_prefix|>"}

@@ -179,6 +179,57 @@ def test_resume_after_epoch_2_sequence_17_on_any_number_of_groups(tmp_path):  # 
         assert got == whole[steps[0] * groups : steps[-1] * groups + groups]
 
 
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    lengths = [3, 70, 1, 12, 33, 5, 64, 9, 2, 150, 17, 8]
+    return build(tmp_path_factory.mktemp("uneven"), [[document(n) for n in lengths]])
+
+
+def targets_of(plan: WindowPlan, g: int) -> int:
+    return sum(span.stop - span.start - span.context_only for span in plan.window(g))
+
+
+contexts = st.integers(1, 80).flatmap(lambda context: st.tuples(st.just(context), st.integers(0, context - 1)))
+
+
+@given(before=contexts, after=contexts, done=st.integers(0, 400), seed=st.integers(0, 3))
+@settings(max_examples=60)
+def test_tokens_learnt_say_where_another_context_goes_on(uneven, before, after, done, seed):
+    """Exactly in the plan itself; in another at the first sequence with as many targets before it, over all epochs."""
+    plan = WindowPlan(uneven, *before, seed)
+    done %= 3 * len(plan)
+    tokens = sum(targets_of(plan, g) for g in range(done))
+    assert plan.sequence_after(tokens) == done
+    other = WindowPlan(uneven, *after, seed)
+    first = other.sequence_after(tokens)
+    taught = [targets_of(other, g) for g in range(first)]
+    assert sum(taught) >= tokens > sum(taught[:-1]) or first == tokens == 0
+    assert first // len(other) - tokens // other.targets in (0, 1)  # the epochs keep their length
+    assert (other.fingerprint == plan.fingerprint) == (before == after)
+
+
+def test_a_curriculum_reads_no_part_of_an_order_twice(uneven):
+    """Contexts back and forth: each goes on behind what it has read before, and three passes read each plan some three times."""
+    plans = [WindowPlan(uneven, context, 0, seed=5) for context in (16, 32, 64)]
+    tokens, read = 0, {plan: [] for plan in plans}
+    for turn in range(30):
+        plan = plans[turn % 3]
+        first = plan.sequence_after(tokens)
+        read[plan] += range(first, first + 3)
+        tokens += sum(targets_of(plan, g) for g in range(first, first + 3))
+    for numbers in read.values():
+        assert numbers == sorted(set(numbers))
+    assert tokens > 3 * uneven.tokens
+
+
+def test_a_plans_fingerprint_names_all_that_its_order_hangs_on(uneven):
+    def named(context=8, overlap=2, seed=1, documents=None):
+        return WindowPlan(uneven, context, overlap, seed, documents).fingerprint
+
+    other = [named(), named(context=9), named(overlap=3), named(seed=2), named(documents=np.arange(5)), named(documents=np.arange(1, 6))]
+    assert len(set(other)) == 6 and named() == named() == pickle.loads(pickle.dumps(WindowPlan(uneven, 8, 2, 1))).fingerprint
+
+
 def test_a_subset_of_documents(tmp_path):
     store = build(tmp_path, [[document(9), document(4), document(30), "", document(2)]])
     plan = WindowPlan(store, 8, documents=np.array([4, 2, 2, 3]))

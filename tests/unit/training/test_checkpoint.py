@@ -159,7 +159,7 @@ def test_the_state_is_plain_json(tmp_path):
     writer.save(Progress(step=2, tokens=2**40, sequences=9), model, optimizer)
     writer.finish()
     state = json.loads((tmp_path / "step-00000002" / "state.json").read_text())
-    assert state["progress"] == {"step": 2, "tokens": 2**40, "sequences": 9, "skipped_steps": 0}
+    assert state["progress"] == {"step": 2, "tokens": 2**40, "sequences": 9, "skipped_steps": 0, "windows": ""}
     assert state["model"]["dim"] == 32
 
 

@@ -1,0 +1,26 @@
+"""Exact memory figures of a stretch of CPU code: what PyTorch's allocator gave out, event by event."""
+
+from __future__ import annotations
+
+from typing import Callable, NamedTuple
+
+import torch
+
+
+class Allocations(NamedTuple):
+    """Bytes beyond what was allocated before: ``held`` at the end, ``peak`` at the worst moment; and the function's ``result``."""
+
+    result: object
+    held: int
+    peak: int
+
+
+def allocations(function: Callable) -> Allocations:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profile:
+        result = function()
+    changes = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for _, change in sorted(changes, key=lambda event: event[0]):
+        held += change
+        peak = max(peak, held)
+    return Allocations(result, held, peak)
