@@ -298,7 +298,8 @@ def plan(source, assignments, device, vocab, simulate, as_json, verbose) -> None
 
     with wrong_input():
         found = make_plan(load_config(source, assignments), device_name=device, vocab=vocab, simulated_ranks=simulate)
-    _answer(as_json, as_values(found), render(found))
+    lines = _mesh_line(found.shape.mesh), _parameters_line(found.trainable, found.total)
+    _answer(as_json, as_values(found), render(found, *lines))
 
 
 @main.group()

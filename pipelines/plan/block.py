@@ -41,8 +41,19 @@ def kept(shape: Shape) -> dict[str, Item]:
         heads = (model.heads + model.kv_heads) // tp
         items["projected"] = ("activations", shape.q + kv + tokens * heads * FP32, items["projected"][2])
     items["extra"] = ("attention", _extra(shape), items["extra"][2])
+    adapter = shape.config.adapter
+    if adapter.rank is not None:  # a frozen projection does not read its input in backward, its adapter does
+        items["low"] = ("activations", len(adapter.targets) * shape.tokens * adapter.rank * shape.element, "what adapters have between their two matrices")
+        for name, readers, rest in (
+            ("normed", {"q_proj", "k_proj", "v_proj"}, scale), ("middle normed", {"gate_proj", "up_proj"}, scale), ("gated", {"down_proj"}, 0),
+        ):  # fmt: skip
+            if not readers & set(adapter.targets):
+                items[name] = ("activations", rest, "the norm's scale")
+        if "o_proj" not in adapter.targets and ulysses == 1:
+            items["read out"] = ("attention", 0, "")
     if shape.config.memory.mlp_tile is not None:
         del items["gate and up"], items["gated"]
+        items["middle normed"] = ("activations", shape.x + scale, items["middle normed"][2])
     return {name: Item(*item) for name, item in items.items() if item[1]}
 
 
@@ -103,17 +114,17 @@ class Moment(NamedTuple):
     items: list[Item]
 
 
-ATTENTION = ("input", "normed", "projected", "qkv", "out", "extra")
+ATTENTION = ("input", "normed", "projected", "low", "qkv", "out", "extra")
 MIDDLE = (*ATTENTION, "read out", "middle")
 
 
 def moments(shape: Shape) -> list[Moment]:
     """The points at which a block's backward needs most, last layers first."""
     tp, wide = shape.mesh.tp, shape.x // shape.element * FP32 // shape.mesh.tp
-    model, memory = shape.model, shape.config.memory
+    memory = shape.config.memory
     # The gradient of the residual stream; of a tensor rank's part it is gathered for the row-parallel projection.
     stream = Item("block", shape.x_part + (shape.x if tp > 1 else 0), "the gradient of the residual stream")
-    feed = 3 * model.dim * model.ffn_dim // tp * shape.element
+    feed = shape.held.mlp_trained * shape.element
     if memory.mlp_tile is None:
         inner = Item("block", 3 * shape.ffn, "gradients inside the feed-forward layer")
         mlp_weights = Item("block", feed // 3, "the gradient of its down projection")
@@ -127,7 +138,7 @@ def moments(shape: Shape) -> list[Moment]:
     else:
         tile = min(memory.mlp_tile, shape.length // shape.mesh.cp) / (shape.length // shape.mesh.cp)
         inner = int(tile * (6 * shape.ffn + 3 * shape.x))
-        wide_weights = 3 * model.dim * model.ffn_dim // tp * FP32
+        wide_weights = shape.held.mlp_trained * FP32
         found = [
             Moment(
                 "feed-forward", (*MIDDLE, "middle normed"),

@@ -31,7 +31,7 @@ class Work:
 
 
 def step_work(shape: Shape) -> Work:
-    """What a step computes. Chosen blocks and summaries count as balanced."""
+    """What a step computes; frozen weights count as if they trained. Chosen blocks and summaries count as balanced."""
     model, memory, batch = shape.model, shape.config.memory, shape.config.training.batch
     matrices = matmul_flops(model, batch * shape.length)
     attention = attention_flops(model, float(batch * model.layers * model.heads) * seen_pairs(model, shape.length))
@@ -65,11 +65,12 @@ def duration(shape: Shape, device: Device, found: Work, sent: list[Flow]) -> Dur
     """Seconds of a step on ``device``."""
     peak = device.bf16_flops if shape.element < FP32 else device.fp32_flops
     # AdamW reads weights, gradients and both moments, and writes all but the gradients.
-    optimizer = 7 * shape.held.trainable_shard * FP32
-    waits = 2 * moved(shape, kept(shape)) * shape.model.layers * shape.micro_steps + (2 * shape.held.shard * FP32 if shape.config.memory.optimizer == "host" else 0)
+    optimizer = 7 * shape.held.trained * FP32
+    waits = 2 * moved(shape, kept(shape)) * shape.held.blocks * shape.micro_steps + (3 * shape.held.weights if shape.config.memory.optimizer == "host" else 0)
     ends = []
+    bubble = (shape.micro_steps + shape.mesh.pp - 1) / shape.micro_steps
     for efficiency, link in zip(EFFICIENCY[device.type], LINKS):
-        computing = found.rank / (peak * efficiency) + optimizer / (device.memory_bandwidth * link)
+        computing = bubble * found.rank / (peak * efficiency) + optimizer / (device.memory_bandwidth * link)
         seconds = {
             hidden: sum(flow.inside / device.node_bandwidth + flow.between / device.network_bandwidth for flow in sent if flow.hidden is hidden) / link
             for hidden in (True, False)

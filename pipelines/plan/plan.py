@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from pipelines.config import Config
+from pipelines.config import Config, naming_stage
 from pipelines.plan.block import Item
 from pipelines.plan.devices import Device, device
 from pipelines.plan.duration import Duration, Work, duration, step_work
@@ -14,17 +14,19 @@ from pipelines.plan.search import Step, longest, steps
 from pipelines.plan.shape import Shape
 from pipelines.plan.simulate import Simulation, mesh_of, simulate
 from pipelines.plan.traffic import Flow, flows
-from workers.attention.block import check_backend
+from workers.attention.block import BACKENDS, check_backend
 from workers.model.config import padded_vocabulary
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``instants`` are the moments of a step that can be its peak, ``peak`` the largest; ``longest`` is the longest context
-    that fits, in tokens, 0 for none; ``steps`` are the changes that reach further. Bytes are of one rank."""
+    """``stage`` is the number of the run's stage that it is of, None for a run without. ``instants`` are the moments of a step that can be its peak, ``peak`` the largest; ``longest`` is the longest context
+    that fits, in tokens, 0 for none; ``steps`` are the changes that reach further. Bytes are of one rank, of the stage that
+    holds most."""
 
     shape: Shape
     device: Device
+    stage: int | None
     instants: list[Instant]
     flows: list[Flow]
     work: Work
@@ -36,6 +38,14 @@ class Plan:
     @property
     def peak(self) -> Instant:
         return max(self.instants, key=lambda instant: instant.bytes)
+
+    @property
+    def total(self) -> int:
+        return sum(p.whole for p in self.shape.parameters)
+
+    @property
+    def trainable(self) -> int:
+        return sum(p.whole for p in self.shape.parameters if p.trains)
 
     @property
     def fits(self) -> bool:
@@ -54,7 +64,7 @@ class Plan:
 
 
 def make_shape(config: Config, vocab: int | None, device_type: str) -> Shape:
-    """The rank that a plan is of. ``vocab``: ids of the tokenizer, where the configuration leaves that to the corpus.
+    """The rank that a plan of one stage is of. ``vocab``: ids of the tokenizer, where the configuration leaves that to the corpus.
 
     Raises ValueError for what the run would be refused for, and when the vocabulary is not known.
     """
@@ -70,22 +80,32 @@ def make_shape(config: Config, vocab: int | None, device_type: str) -> Shape:
     mesh.check_model(model)
     config.training.micro_steps(mesh.dp)
     config.memory.check_device(device_type)
+    config.adapter.check_model(model)
     shape = Shape(config, mesh, device_type)
     if config.attention.backend != "auto":
-        check_backend(config.attention.backend, shape.dtype, model.head_dim, model.positions == "alibi")
+        backend = BACKENDS[config.attention.backend]
+        if backend.device not in (None, device_type):
+            raise ValueError(f"attention.backend {backend.name!r} cannot run on {device_type}; use auto or reference")
+        check_backend(backend.name, shape.dtype, model.head_dim, model.positions == "alibi")
     return shape
 
 
 def make_plan(config: Config, *, device_name: str = "H100", vocab: int | None = None, simulated_ranks: int | None = None) -> Plan:
-    """The plan of a run on devices called ``device_name``; ``simulated_ranks`` also runs the ring of so many ranks.
+    """The plan of a run on devices called ``device_name``; of a run in stages, of the stage in which a rank holds most.
 
-    Raises ValueError, one line, for whatever a user got wrong.
+    ``simulated_ranks`` also runs the ring of so many ranks. Raises ValueError, one line, for whatever a user got wrong.
     """
-    kind = device(device_name, max(1, config.mesh_spec().world))
-    shape = make_shape(config, vocab, kind.type)
+    stages = config.each_stage()
+    kind = device(device_name, max(stage.mesh_spec().world for stage in stages))
+    shapes = []
+    for number, stage in enumerate(stages, 1):
+        with naming_stage(number, len(config.stages)):
+            shapes.append(make_shape(stage, vocab, kind.type))
+    found = {number: max(shape.stages, key=lambda rank: max(i.bytes for i in instants(rank))) for number, shape in enumerate(shapes, 1)}
+    number, shape = max(found.items(), key=lambda pair: max(i.bytes for i in instants(pair[1])))
     simulation = simulate(mesh_of(shape, simulated_ranks)) if simulated_ranks is not None else None
-    sent, found = flows(shape), step_work(shape)
+    sent, work = flows(shape), step_work(shape)
     return Plan(
-        shape, kind, instants(shape), sent, found, duration(shape, kind, found, sent),
+        shape, kind, number if config.stages else None, instants(shape), sent, work, duration(shape, kind, work, sent),
         longest(shape, kind.memory), steps(shape, kind.memory), simulation,
     )  # fmt: skip

@@ -94,4 +94,5 @@ def _settings(section: str, keys: dict) -> list[str]:
 
 def _with_ring(shape: Shape, ring: int) -> Shape:
     mesh: MeshSpec = dataclasses.replace(shape.mesh, ring=ring)
-    return Shape(shape.config.model_copy(update={"mesh": dataclasses.replace(shape.config.mesh, ring=ring)}), mesh, shape.device)
+    settings = dataclasses.replace(shape.config.mesh, ring=ring)
+    return dataclasses.replace(shape, config=shape.config.model_copy(update={"mesh": settings}), mesh=mesh)

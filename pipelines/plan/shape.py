@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 from pipelines.config import Config
-from pipelines.plan.parameters import Held, parameters
+from pipelines.plan.parameters import Held, Parameter, of_stage, parameters
 from workers.attention.block import BACKENDS
 from workers.attention.pattern import Pattern
 from workers.attention.plan import Hop, make_plan
@@ -25,11 +25,12 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Shape:
-    """One rank of a run: the configuration (vocabulary known), its mesh, and the type of its device, cpu or cuda."""
+    """One rank of a run: the configuration (vocabulary known), its mesh, the type of its device, cpu or cuda, and its pipeline stage."""
 
     config: Config
     mesh: MeshSpec
     device: str
+    stage: int = 0
 
     @property
     def model(self) -> ModelConfig:
@@ -93,19 +94,44 @@ class Shape:
         """Ids whose logits a rank forms."""
         return -(-self.model.vocab_size // self.mesh.tp)
 
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Of the whole model."""
+        return parameters(self.model, self.config.adapter, self.mesh, self.dtype)
+
     @cached_property
     def held(self) -> Held:
-        return Held.of(parameters(self.model, self.mesh))
+        """Of this stage."""
+        return Held.of(of_stage(self.parameters, self.model, self.mesh.pp, self.stage))
+
+    @property
+    def stages(self) -> list["Shape"]:
+        """A rank of each stage that may hold most: the first keeps most micro-batches, the last has the loss."""
+        return [replace(self, stage=stage) for stage in sorted({0, self.mesh.pp - 1})]
+
+    @property
+    def last_stage(self) -> bool:
+        return self.stage == self.mesh.pp - 1
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches whose activations a stage keeps at once."""
+        return 1 if self.mesh.pp == 1 else min(self.mesh.pp - self.stage, self.micro_steps) if self.micro_steps >= self.mesh.pp else self.micro_steps
 
     @property
     def shards(self) -> bool:
         """Whether FSDP wraps the model: everywhere but on one rank in float32."""
-        return self.mesh.world > 1 or self.element < FP32
+        return self.mesh.world > 1 or self.element < FP32 or self.config.memory.optimizer == "host"
 
     @property
     def regathers(self) -> bool:
         """Whether blocks give their whole weights back after forward."""
-        return self.held.total * FP32 > SMALL_MODEL_BYTES
+        return self.held.whole_bytes > SMALL_MODEL_BYTES
+
+    @property
+    def bucket(self) -> int:
+        """Blocks whose weights are gathered together."""
+        return min(self.mesh.sync_every_blocks, self.held.blocks)
 
     @property
     def micro_steps(self) -> int:
@@ -149,4 +175,4 @@ class Shape:
     def changed(self, section: str, **keys) -> "Shape":
         """The same rank with other keys in a section of its configuration; the mesh stays. Raises ValueError as the section does."""
         section_value = replace(getattr(self.config, section), **keys)
-        return Shape(self.config.model_copy(update={section: section_value}), self.mesh, self.device)
+        return replace(self, config=self.config.model_copy(update={section: section_value}))

@@ -49,7 +49,7 @@ def mesh_of(shape: Shape, ranks: int) -> Shape:
         raise ValueError(f"--simulate {ranks} ranks are not a multiple of the mesh without its ring, which is {others}; choose a multiple of {others}")
     ring = ranks // others
     settings = dataclasses.replace(shape.config.mesh, ring=ring, ulysses=mesh.ulysses, cp=None)
-    return Shape(shape.config.model_copy(update={"mesh": settings}), dataclasses.replace(mesh, ring=ring), shape.device)
+    return dataclasses.replace(shape, config=shape.config.model_copy(update={"mesh": settings}), mesh=dataclasses.replace(mesh, ring=ring))
 
 
 def simulate(shape: Shape) -> Simulation:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from pipelines.plan.duration import EFFICIENCY, LINKS
 from pipelines.plan.plan import Plan
-from pipelines.plan.simulate import Simulation
+from pipelines.plan.simulate import Hop, Simulation
 
 
 def size(bytes: float) -> str:
@@ -31,14 +31,14 @@ def verdict(plan: Plan) -> str:
     return f"does not fit: {size(peak.bytes)} a rank at its peak ({peak.name}), {plan.device.name} has {size(memory)}, because {share}"
 
 
-def render(plan: Plan) -> Group:
-    """What `ringspan plan` prints."""
-    shape, mesh, held = plan.shape, plan.shape.mesh, plan.shape.held
+def render(plan: Plan, mesh_line: str, parameters_line: str) -> Group:
+    """What `ringspan plan` prints; the lines are those that `ringspan train` prints of the mesh and the parameters."""
+    shape, mesh = plan.shape, plan.shape.mesh
     tokens = shape.config.training.batch * shape.length
     low, high = plan.duration.mfu(plan.work, mesh.world, plan.device, shape.element)
-    lines = [
-        f"{held.total:,} parameters, {held.trainable:,} trainable · {mesh.world} ranks: dp {mesh.dp} × ring {mesh.ring} × "
-        f"ulysses {mesh.ulysses} × tp {mesh.tp} ({mesh.layout}) · {shape.length:,} tokens, {shape.tokens:,} a rank",
+    lines = [] if plan.stage is None else [f"stage {plan.stage}, in which a rank holds most"]
+    lines += [
+        f"{parameters_line} · {mesh.world} ranks: {mesh_line} · {shape.length:,} tokens, {shape.tokens:,} a rank",
         verdict(plan),
         "longest context that fits: " + (f"{plan.longest:,} tokens" if plan.longest else "none"),
     ]
@@ -87,15 +87,26 @@ def _steps_table(plan: Plan) -> Table:
 def _simulation(found: Simulation) -> list:
     mesh = found.mesh
     table = _table(f"ring of {mesh.ring} ({mesh.layout})", "hop", "most pairs", "mean pairs", "rows", "forward", "backward")
-    for hop in found.hops:
+    for first, last, hop in _alike(found.hops):
         table.add_row(
-            str(hop.distance), f"{hop.most_pairs:,}", f"{hop.mean_pairs:,.0f}", f"{hop.rows:,}", size(hop.forward_bytes), size(hop.backward_bytes)
+            str(first) if first == last else f"{first}–{last}", f"{hop.most_pairs:,}", f"{hop.mean_pairs:,.0f}", f"{hop.rows:,}", size(hop.forward_bytes), size(hop.backward_bytes)
         )
     return [
         table,
         f"{mesh.world} ranks: the busiest rank computes {found.balance:.3f} of the mean; with every hop as long as its busiest rank, {found.critical:.3f}",
         f"one tiny attention on {mesh.ring} emulated ring ranks equals one rank's: output within {found.error:.1e}, gradients within {found.gradient_error:.1e}",
     ]
+
+
+def _alike(hops: list[Hop]) -> list[tuple[int, int, Hop]]:
+    """(first, last, hop) of each stretch of hops that differ in their distance alone."""
+    found: list[tuple[int, int, Hop]] = []
+    for hop in hops:
+        if found and found[-1][2]._replace(distance=hop.distance) == hop:
+            found[-1] = (found[-1][0], hop.distance, hop)
+        else:
+            found.append((hop.distance, hop.distance, hop))
+    return found
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -107,10 +118,10 @@ def _table(title: str, *columns: str) -> Table:
 
 def as_values(plan: Plan) -> dict:
     """The plan as JSON holds it; bytes and seconds."""
-    shape, held, mesh = plan.shape, plan.shape.held, plan.shape.mesh
+    shape, mesh = plan.shape, plan.shape.mesh
     value = {
-        "parameters": held.total, "trainable": held.trainable, "tokens": shape.length, "tokens_per_rank": shape.tokens, "device": plan.device.name,
-        "mesh": {axis: getattr(mesh, axis) for axis in ("dp", "ring", "ulysses", "tp", "layout")}, "ranks": mesh.world,
+        "parameters": plan.total, "trainable": plan.trainable, "tokens": shape.length, "tokens_per_rank": shape.tokens, "device": plan.device.name, "stage": plan.stage,
+        "mesh": {axis: getattr(mesh, axis) for axis in ("dp", "replicate", "pp", "ring", "ulysses", "tp", "layout")}, "ranks": mesh.world,
         "fits": plan.fits, "verdict": verdict(plan), "capacity_bytes": plan.device.memory, "peak_bytes": plan.peak.bytes, "peak_moment": plan.peak.name,
         "memory": plan.peak.by_kind(), "moments": {instant.name: instant.bytes for instant in plan.instants}, "elsewhere_bytes": plan.host_bytes,
         "traffic": {flow.kind: {"inside": flow.inside, "between": flow.between} for flow in plan.flows},

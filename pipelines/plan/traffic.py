@@ -1,6 +1,6 @@
 """What a rank sends in a step, by what it is for, inside its node and to others.
 
-Ranks are numbered dp × ring × ulysses × tp, innermost last, ``mesh.ranks_per_node`` to a node. Of attention the rows are those
+Ranks are numbered dp × pp × ring × ulysses × tp, innermost last, ``mesh.ranks_per_node`` to a node. Of attention the rows are those
 that the pattern asks for (``workers.attention.plan``); figures are of the rank that sends most.
 """
 
@@ -27,14 +27,14 @@ class Flow(NamedTuple):
 
 def flows(shape: Shape) -> list[Flow]:
     """Everything that a rank sends in a step; kinds that send nothing are left out."""
-    found = [*ring(shape), *ulysses(shape), *tensor(shape), *data(shape)]
+    found = [*ring(shape), *ulysses(shape), *tensor(shape), *data(shape), *stages(shape)]
     return [flow for flow in found if flow.bytes]
 
 
 def ring(shape: Shape) -> list[Flow]:
     """Keys, values, and the gradients that go home; summaries where the pattern has some."""
     mesh, model = shape.mesh, shape.model
-    times = shape.model.layers * shape.micro_steps
+    times = shape.held.blocks * shape.micro_steps
     forwards = 3 if shape.config.memory.recompute == "full" else 2  # backward needs keys and values again
     heads = shape.kv_heads // mesh.ulysses
     row = shape.row(2 * heads * model.head_dim, 1)
@@ -81,7 +81,7 @@ def ulysses(shape: Shape) -> list[Flow]:
     """Heads for tokens, and back: queries, keys, values and the output, and their gradients."""
     mesh = shape.mesh
     passes = 3 if shape.config.memory.recompute == "full" else 2
-    bytes = passes * 2 * (shape.q + shape.kv) * (mesh.ulysses - 1) // mesh.ulysses * shape.model.layers * shape.micro_steps
+    bytes = passes * 2 * (shape.q + shape.kv) * (mesh.ulysses - 1) // mesh.ulysses * shape.held.blocks * shape.micro_steps
     return [_split(shape, "ulysses", bytes, mesh.ulysses * mesh.tp, False, "queries, keys, values and outputs change between tokens and heads")]
 
 
@@ -90,30 +90,48 @@ def tensor(shape: Shape) -> list[Flow]:
     mesh = shape.mesh
     recomputed = 3 if shape.config.memory.recompute != "none" else 0  # the last reduction of a block is not needed again
     block = 8 + recomputed
-    bytes = (block * shape.model.layers + 4) * (mesh.tp - 1) * shape.x_part
+    bytes = (block * shape.held.blocks + 4) * (mesh.tp - 1) * shape.x_part
     rows = 2 * (mesh.tp - 1) * 3 * shape.tokens * FP32 // mesh.tp  # the loss's maxima, sums and targets
     return [_split(shape, "tensor", (bytes + rows) * shape.micro_steps, mesh.tp, False, "the sequence gathered for tensor ranks, sums scattered")]
 
 
 def data(shape: Shape) -> list[Flow]:
-    """Weights gathered and gradients reduced over dp × cp. Each of a node's ranks carries its share of what leaves the node."""
-    mesh, node = shape.mesh, shape.config.mesh.ranks_per_node
-    ranks = mesh.dp * mesh.cp
-    if not shape.shards or ranks == 1:
+    """Weights gathered and gradients reduced over the ranks that share a copy of the weights, and summed over the copies."""
+    mesh, held = shape.mesh, shape.held
+    ranks = mesh.dp * mesh.cp // mesh.replicate
+    if not shape.shards:
         return []
-    held, nodes = shape.held, -(-mesh.world // node)
-    whole = held.rest + held.block * shape.model.layers
-    gathers = (2 if shape.regathers else 1) * whole * shape.element
-    reductions = whole * held.trainable // held.total * FP32
-    found = []
-    for kind, bytes, why in (
-        ("gather", gathers, "weights, gathered for forward" + (" and again for backward" if shape.regathers else "")),
-        ("reduce", reductions, "gradients, float32, reduced to shards"),
-    ):
-        bytes *= shape.micro_steps
-        between = bytes * (nodes - 1) // nodes * mesh.tp // min(node, mesh.world) if nodes > 1 else 0
-        found.append(Flow(kind, bytes * (ranks - 1) // ranks - between, between, True, why))
-    return found
+    whole = held.outside + held.block * held.blocks
+    trained = held.outside_trained + held.block_trained * held.blocks
+    gathers = (2 if shape.regathers else 1) * whole * shape.element * (ranks - 1) // ranks * shape.micro_steps
+    reductions = trained * FP32 * (ranks - 1) // ranks * shape.micro_steps
+    again = " and again for backward" if shape.regathers else ""
+    copies = 2 * (mesh.replicate - 1) * held.trained * FP32 // mesh.replicate
+    return [
+        _over_nodes(shape, "gather", gathers, ranks, f"weights, gathered for forward{again}"),
+        _over_nodes(shape, "reduce", reductions, ranks, "gradients, float32, reduced to shards"),
+        _over_nodes(shape, "copies", copies, mesh.dp * mesh.cp, "gradients, float32, summed over the copies of the weights"),
+    ]
+
+
+def stages(shape: Shape) -> list[Flow]:
+    """Hidden states to the next pipeline stage, and their gradients back."""
+    mesh = shape.mesh
+    if mesh.pp == 1:
+        return []
+    sides = 1 if shape.stage in (0, mesh.pp - 1) else 2
+    bytes, together = sides * shape.x_part * shape.micro_steps, mesh.ranks_per_group <= shape.config.mesh.ranks_per_node
+    return [Flow("stages", bytes * together, bytes * (not together), True, "hidden states or their gradients, to a neighbouring stage")]
+
+
+def _over_nodes(shape: Shape, kind: str, bytes: int, ranks: int, why: str) -> Flow:
+    """A collective of ``ranks`` ranks: into every node comes what it lacks, once, and its ranks carry equal shares of that."""
+    mesh, node = shape.mesh, shape.config.mesh.ranks_per_node
+    span = ranks * mesh.tp * (mesh.pp if ranks > mesh.cp else 1)
+    nodes = -(-span // node)
+    groups = max(1, node // max(1, span // ranks)) if nodes > 1 else ranks  # ranks of one collective that share a node
+    between = bytes // groups if nodes > 1 else 0
+    return Flow(kind, bytes - between, between, True, why)
 
 
 def _split(shape: Shape, kind: str, bytes: int, span: int, hidden: bool, why: str) -> Flow:
