@@ -282,6 +282,26 @@ def config(source, assignments, as_json, verbose) -> None:
     _answer(as_json, loaded.model_dump(), loaded.to_yaml().rstrip())
 
 
+@main.command(epilog="Example: ringspan plan code_completion/tiny --vocab 32000 --set training.context=131072 --device H100")
+@click.argument("source", required=False, metavar="[PRESET|FILE]")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a key of the configuration; repeatable.")
+@click.option("--device", default="H100", show_default=True, help="A100-80, L40S, H100, H200, B200, or cpu: this machine.")
+@click.option("--vocab", type=int, help="Ids of the tokenizer, where model.vocab_size is null; rounded up as in a run.")
+@click.option("--simulate", type=int, metavar="N", help="Work out the schedule of N ranks, and run one tiny attention on their ring.")
+@json_option
+@verbose_option
+def plan(source, assignments, device, vocab, simulate, as_json, verbose) -> None:
+    """Say what a run needs, before it runs: memory, traffic, time, and the longest context that fits."""
+    from pipelines.config import load_config
+    from pipelines.plan import make_plan
+    from pipelines.plan.text import as_values, render
+
+    with wrong_input():
+        found = make_plan(load_config(source, assignments), device_name=device, vocab=vocab, simulated_ranks=simulate)
+    lines = _mesh_line(found.shape.mesh), _parameters_line(found.trainable, found.total)
+    _answer(as_json, as_values(found), render(found, *lines))
+
+
 @main.group()
 def bench() -> None:
     """Measure this machine."""
