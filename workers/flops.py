@@ -23,11 +23,14 @@ PEAK_FLOPS = {
 }  # fmt: skip
 
 
-def matmul_flops(model: ModelConfig, tokens: int) -> float:
-    """FLOPs of the weight matrices for ``tokens`` tokens, forward and backward: projections, feed-forward, head."""
+def matmul_flops(model: ModelConfig, tokens: int, frozen: bool = False) -> float:
+    """FLOPs of the weight matrices for ``tokens`` tokens, forward and backward: projections, feed-forward, head.
+
+    ``frozen`` weights, those under an adapter, need no gradient of their own; the adapter's few are left out.
+    """
     heads_dim, kv_dim = model.heads * model.head_dim, model.kv_heads * model.head_dim
     block = model.dim * (2 * heads_dim + 2 * kv_dim) + 3 * model.dim * model.ffn_dim
-    return 6.0 * tokens * (model.layers * block + model.dim * model.vocab_size)
+    return (4.0 if frozen else 6.0) * tokens * (model.layers * block + model.dim * model.vocab_size)
 
 
 def attention_flops(model: ModelConfig, scores: float) -> float:

@@ -13,16 +13,20 @@ from workers.model import Decoder, ModelConfig
 MODEL = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=128)
 
 
-def test_matrix_products_are_those_that_torch_counts():
+@pytest.mark.parametrize("frozen", [False, True])
+def test_matrix_products_are_those_that_torch_counts(frozen):
     model = Decoder(MODEL)
     model.init_weights(0)
+    for parameter in model.layers.parameters():
+        parameter.requires_grad_(not frozen)
+    model.lm_head.weight.requires_grad_(not frozen)
     tokens = torch.arange(40).view(2, 20)
     with FlopCounterMode(display=False) as counter:
         model(tokens, torch.arange(20).expand(2, 20), MODEL.pattern()).sum().backward()
     counted = counter.get_flop_counts()["Global"]
     products = sum(n for name, n in counted.items() if "attention" not in str(name))
     # The first layer's input needs a gradient, too, for the embedding is learnt: nothing is left out.
-    assert products == flops.matmul_flops(MODEL, 40)
+    assert products == flops.matmul_flops(MODEL, 40, frozen)
 
 
 SEEN = [
