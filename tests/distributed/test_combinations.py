@@ -46,11 +46,11 @@ def test_the_law_holds_for_what_is_switched_on_together(world, tmp_path, name):
 @pytest.mark.parametrize("adapter", [AdapterConfig(), LORA], ids=["all weights", "adapter"])
 def test_a_run_moves_between_meshes_and_switches(world, tmp_path, adapter):  # T2
     """Stages with copies, then a ring of tensor ranks, then one process: each goes on where the one before was stopped."""
-    common = dict(model=THREE, adapter=adapter, training=with_steps(9), checkpoint=CheckpointConfig(every=1))
+    common = dict(model=THREE, adapter=adapter, training=with_steps(9), checkpoint=CheckpointConfig(every=3))
     world.run(run_training, ranks=1, spec=MeshSpec(), run=str(tmp_path / "one"), **common)
     moves = [
-        (MeshSpec(dp=2, pp=2, replicate=2), MemoryConfig(recompute="full", offload="disk"), 4),
-        (MeshSpec(ring=2, tp=2), MemoryConfig(recompute="selective", mlp_tile=8), 7),
+        (MeshSpec(dp=2, pp=2, replicate=2), MemoryConfig(recompute="full", offload="disk"), 5),
+        (MeshSpec(ring=2, tp=2), MemoryConfig(recompute="selective", mlp_tile=8), 8),
         (MeshSpec(), MemoryConfig(), None),
     ]
     for mesh, memory, die_at in moves:
