@@ -58,11 +58,13 @@ def kept(shape: Shape) -> dict[str, Item]:
 
 
 def _heads_first(shape: Shape) -> bool:
-    """Whether the output keeps the order in which the CPU's kernel gives it, so that the projection reads a copy: when one call covers it."""
+    """Whether the output keeps the order in which the CPU's kernel gives it, so that the projection reads a copy: when its first
+    call covers the output, and is not a ladder over several sequences."""
     if shape.device == "cuda":
         return False
-    own, (_, tiles) = shape.length // shape.mesh.ring, shape.hops(0)[0].tiles[0]
-    return tiles[0].step == 1 and tiles[0].queries * tiles[0].rungs == own
+    tile = shape.hops(0)[0].tiles[0][1][0]
+    alone = tile.rungs == 1 or shape.config.training.micro_batch == 1
+    return tile.step == 1 and tile.queries * tile.rungs == shape.length // shape.mesh.ring and alone
 
 
 def _extra(shape: Shape) -> int:
@@ -74,7 +76,8 @@ def _extra(shape: Shape) -> int:
         summaries = -(-shape.length // model.segment) * model.summaries
         own = shape.length // shape.mesh.ring
         total += 2 * shape.row(summaries * heads * model.head_dim)
-        wide = 2 * model.head_dim + 3 * model.summaries  # keys and values in float32, and the weights of the average
+        # In float32: keys and values beside one another, the same weighted for each summary, weights; keys for the learnt weights.
+        wide = 2 * model.head_dim * (1 + model.summaries) + 3 * model.summaries + model.head_dim * model.learns_pooling
         total += shape.row(own * heads * wide + 2 * summaries * heads * (2 * model.head_dim + 1), FP32)
     return total
 
