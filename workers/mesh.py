@@ -109,7 +109,7 @@ class MeshSpec:
         if model.ffn_dim % self.tp:
             raise ValueError(f"model.ffn_dim = {model.ffn_dim} does not divide by mesh.tp = {self.tp}")
         if self.pp > model.layers:
-            raise ValueError(f"mesh.pp = {self.pp} stages for model.layers = {model.layers} blocks; every stage needs one, so use at most {model.layers}")
+            raise ValueError(f"mesh.pp = {self.pp} stages for model.layers = {model.layers} blocks; every stage needs one: use at most {model.layers}")
 
     @property
     def length_multiple(self) -> int:
@@ -126,8 +126,13 @@ class MeshSpec:
     def build(self, device_type: str) -> "Mesh":
         """The mesh of this process; ``torch.distributed`` must be initialised with ``world`` ranks."""
         spec = self.resolve(dist.get_world_size())
-        sizes = (spec.replicate, spec.dp // spec.replicate, spec.pp, spec.ring, spec.ulysses, spec.tp)
-        return Mesh(spec, init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard", "pp", "ring", "ulysses", "tp")))
+        sizes = {
+            "replicate": spec.replicate, "shard": spec.dp // spec.replicate, "pp": spec.pp,
+            "ring": spec.ring, "ulysses": spec.ulysses, "tp": spec.tp,
+        }  # fmt: skip
+        # Each axis costs every rank a process group, so these two are axes only where they are used.
+        sizes = {axis: size for axis, size in sizes.items() if size > 1 or axis not in ("replicate", "pp")}
+        return Mesh(spec, init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)))
 
 
 def split_context(cp: int, heads: int, kv_heads: int, tp: int = 1, ranks_per_node: int = 8) -> tuple[int, int]:
@@ -149,7 +154,8 @@ class Mesh:
     - ``tp``: the axis of tensor parallelism, a one-dimensional DeviceMesh;
     - ``fsdp``: ``dp × ring × ulysses`` flattened: weights, gradients and optimizer state are sharded over it. With copies of
       the weights it has two dimensions, ``replicate`` × the ranks that share a copy;
-    - ``pp_group``: this rank's place in every stage, first stage first; its part of the activations travels along it;
+    - ``pp_group``: the ranks with this one's place in every stage, first stage first: its part of the activations travels
+      along it. None where there is one stage;
     - ``group``: the ranks of this data-parallel group, which read the same sequences. Its first rank is the leader.
     """
 
@@ -164,11 +170,13 @@ class Mesh:
         self.traffic = Traffic()
         self.ring_transport = Ring(device_mesh["ring"].get_group(), self.traffic)
         self.ulysses_group = device_mesh["ulysses"].get_group()
-        self.pp_group = device_mesh["pp"].get_group()
-        copy, shard, self.pp_rank, self.ring_rank, self.ulysses_rank, self.tp_rank = device_mesh.get_coordinate()
-        self.dp_rank = copy * (spec.dp // spec.replicate) + shard
+        self.pp_group = device_mesh["pp"].get_group() if spec.pp > 1 else None
+        at = dict(zip(device_mesh.mesh_dim_names, device_mesh.get_coordinate()))
+        self.dp_rank = at.get("replicate", 0) * (spec.dp // spec.replicate) + at["shard"]
+        self.pp_rank, self.ring_rank, self.ulysses_rank, self.tp_rank = at.get("pp", 0), at["ring"], at["ulysses"], at["tp"]
         # A group of its own: the leader scatters batches on it while attention hops run on the ring group.
-        self.group = device_mesh["pp", "ring", "ulysses", "tp"]._flatten("group").get_group()
+        group = ("pp", "ring", "ulysses", "tp") if spec.pp > 1 else ("ring", "ulysses", "tp")
+        self.group = device_mesh[group]._flatten("group").get_group()
         self.leader = dist.get_process_group_ranks(self.group)[0]
 
     @property

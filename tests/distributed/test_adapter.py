@@ -58,7 +58,9 @@ def test_nine_query_heads_on_three_tensor_ranks(world, tmp_path):  # A4
     one_and_mesh(world, tmp_path, MeshSpec(ring=2, tp=3), model=model, adapter=ADAPTER)
 
 
-@pytest.mark.parametrize("changes", [dict(tie_embeddings=True, qk_norm=True), dict(memory=2, segment=8, window=8)], ids=["tied", "learnt memory and pooling"])
+@pytest.mark.parametrize(
+    "changes", [dict(tie_embeddings=True, qk_norm=True), dict(memory=2, segment=8, window=8)], ids=["tied", "learnt memory and pooling"]
+)
 def test_norms_and_embeddings_train_as_well(world, tmp_path, changes):
     """Few targets, none of them before the first block's attention but v; what no base has trains, too."""
     one_and_mesh(world, tmp_path, MeshSpec(ring=2, tp=2), model=dataclasses.replace(MODEL, **changes), adapter=OPENED)
@@ -120,7 +122,8 @@ def test_a_planted_nan_is_skipped_by_all_ranks_together(world, tmp_path):  # T3
 def test_bf16_follows_fp32_and_holds_the_base_in_bf16(world, tmp_path):
     for precision in ("fp32", "bf16"):
         training = dataclasses.replace(TRAINING, precision=precision)
-        result = world.run(run_training, ranks=2, spec=MeshSpec(ring=2), run=str(tmp_path / precision), training=training, adapter=ADAPTER, look=held_types)
+        common = dict(training=training, adapter=ADAPTER, look=held_types)
+        result = world.run(run_training, ranks=2, spec=MeshSpec(ring=2), run=str(tmp_path / precision), **common)
     assert result[0]["seen"] == {(False, torch.bfloat16), (True, torch.float32)}
     assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp32"), rel=2e-2)
     assert losses(tmp_path / "bf16") != losses(tmp_path / "fp32")

@@ -44,11 +44,11 @@ SEEN = {
 
 @pytest.mark.parametrize("spec, seen", [
     (MeshSpec(ring=2, ulysses=2), "packed"), (MeshSpec(ring=2, tp=2), "packed"),
-    (MeshSpec(ring=2, tp=2), "hierarchical"), (MeshSpec(ring=2, ulysses=2), "hierarchical"), (MeshSpec(ring=2, ulysses=2), "top blocks"),
+    (MeshSpec(ring=2, ulysses=2), "hierarchical"), (MeshSpec(ring=2, ulysses=2), "top blocks"),
 ], ids=str)  # fmt: skip
 def test_recomputation_changes_no_bit_and_selective_sends_nothing_again(world, tmp_path, spec, seen):  # A11
     model = dataclasses.replace(MODEL, qk_norm=True, **SEEN[seen])
-    common = dict(spec=spec, model=model, training=with_steps(3, batch=4, micro_batch=2))
+    common = dict(spec=spec, model=model, training=with_steps(2, batch=2))
     sent = {}
     for memory in (MemoryConfig(), FULL, SELECTIVE):
         run = tmp_path / memory.recompute
@@ -61,21 +61,20 @@ def test_recomputation_changes_no_bit_and_selective_sends_nothing_again(world, t
 DISK = dict(offload="disk")
 TILES = dict(mlp_tile=10, loss_chunk=20)  # neither divides what a rank holds
 EXACT = {
-    "disk on data and tensor ranks": (MeshSpec(dp=2, tp=2), DISK),
-    "disk, full": (MeshSpec(dp=2, ring=2), DISK | {"recompute": "full"}),
+    "disk on tensor ranks": (MeshSpec(tp=2), DISK),
+    "disk, full": (MeshSpec(dp=2), DISK | {"recompute": "full"}),
     "disk, selective": (MeshSpec(ulysses=2, tp=2), DISK | {"recompute": "selective"}),
 }
 EQUAL = {
-    "tiles on tensor ranks": (MeshSpec(ring=2, tp=2), TILES),
+    "tiles on tensor ranks": (MeshSpec(tp=2), TILES),
     "everything exact": (MeshSpec(dp=2, tp=2), TILES | DISK | {"recompute": "selective"}),
 }
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("case", [*EXACT, *EQUAL])
+@pytest.mark.parametrize("case, precision", [*((case, "fp32") for case in EXACT | EQUAL), ("disk, selective", "bf16"), ("everything exact", "bf16")])
 def test_the_losses_are_those_without_the_switches(world, tmp_path, case, precision):
     spec, switches = (EXACT | EQUAL)[case]
-    training = with_steps(4, batch=4, precision=precision)
+    training = with_steps(3, batch=4, micro_batch=2, precision=precision)
     for name, memory in {"plain": MemoryConfig(), "switched": MemoryConfig(**switches)}.items():
         world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), training=training, memory=memory, held_out=1)
     if case in EXACT:
@@ -91,8 +90,8 @@ def test_the_losses_are_those_without_the_switches(world, tmp_path, case, precis
 
 def test_compression_follows_closely(world, tmp_path):
     """The error of a value is 1/254 of its block's largest (tests/unit/parallel/test_keep.py); of the whole gradient's norm it is less."""
-    spec = MeshSpec(ring=2, tp=2)
-    training = with_steps(6)
+    spec = MeshSpec(tp=2)
+    training = with_steps(4)
     switched = {"plain": {}, "int8": dict(compress="int8"), "all": TILES | DISK | dict(compress="int8", recompute="selective")}
     for name, switches in switched.items():
         world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), training=training, memory=MemoryConfig(**switches))
@@ -122,11 +121,10 @@ def optimizer_on_host(spec: MeshSpec, run: str, memory: MemoryConfig, **options)
 
 
 def test_the_optimizer_steps_on_the_host(world, tmp_path):
-    spec = MeshSpec(dp=2, tp=2)
-    common = dict(training=with_steps(5, batch=4), checkpoint=CheckpointConfig(every=2), held_out=1)
-    for name, memory in {"device": MemoryConfig(), "host": MemoryConfig(optimizer="host")}.items():
-        for options in (dict(die_at=4), {}):  # and goes on from a checkpoint
-            world.run(optimizer_on_host, ranks=4, spec=spec, run=str(tmp_path / name), memory=memory, **common, **options)
+    common = dict(ranks=2, spec=MeshSpec(dp=2), training=with_steps(4, batch=4), checkpoint=CheckpointConfig(every=2), held_out=1)
+    world.run(run_training, run=str(tmp_path / "device"), **common)
+    for options in (dict(die_at=4), {}):  # and goes on from a checkpoint
+        world.run(optimizer_on_host, run=str(tmp_path / "host"), memory=MemoryConfig(optimizer="host"), **common, **options)
     assert_same_bits(tmp_path / "host", tmp_path / "device")
 
 

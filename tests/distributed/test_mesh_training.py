@@ -3,10 +3,14 @@
 import dataclasses
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.distributed.test_training import assert_same_curve
 from tests.distributed.training_cases import MODEL, losses, rows, run_training, with_steps
+from workers import parallel
 from workers.mesh import MeshSpec
+from workers.parallel import pipeline
 from workers.training.config import CheckpointConfig
 
 DEEP = dataclasses.replace(MODEL, layers=3)
@@ -52,12 +56,60 @@ def test_a_micro_batch_of_several_sequences_travels_whole(world, references, tmp
     assert_same_curve(tmp_path, references[DEEP])
 
 
+def train_as_if_large(**arguments) -> None:
+    """Blocks give their whole weights back after forward, with other micro-batches still to go backward through them."""
+    small, parallel.SMALL_MODEL_BYTES = parallel.SMALL_MODEL_BYTES, 0
+    try:
+        run_training(**arguments)
+    finally:
+        parallel.SMALL_MODEL_BYTES = small
+
+
+@pytest.mark.parametrize("spec", [MeshSpec(pp=2, ring=2, sync_every_blocks=2), MeshSpec(dp=2, ring=2, replicate=2)], ids=["stages", "copies"])
+def test_a_large_model_gathers_its_weights_again(world, references, tmp_path, spec):
+    held_out = 4 // spec.dp
+    world.run(train_as_if_large, ranks=4, spec=spec, run=str(tmp_path), model=DEEP, training=TRAINING, held_out=held_out)
+    assert_same_curve(tmp_path, references[DEEP])
+
+
 @pytest.mark.parametrize("seen", [dict(positions="alibi", window=40), dict(window=8, segment=8, summaries=2, memory=1)], ids=str)
 def test_stages_see_what_one_rank_sees(world, tmp_path, seen):
     model = dataclasses.replace(DEEP, **seen)
     for name, spec in {"one": MeshSpec(), "stages": MeshSpec(pp=2, ulysses=2)}.items():
         world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=model, training=TRAINING)
     assert_same_curve(tmp_path / "stages", tmp_path / "one")
+
+
+def reductions_between_copies(spec: MeshSpec, run: str) -> int:
+    """All-reduces of gradients in one step; what else is all-reduced here is not float32."""
+    seen, plain = [], dist.all_reduce
+    dist.all_reduce = lambda x, *rest, **named: seen.append(x.dtype) or plain(x, *rest, **named)
+    try:
+        run_training(spec, run, model=DEEP, training=dataclasses.replace(TRAINING, steps=1))
+    finally:
+        dist.all_reduce = plain
+    return seen.count(torch.float32)
+
+
+@pytest.mark.parametrize("together, units", [(1, 4), (2, 3)])  # three blocks, or two and one; and the rest of the model
+def test_copies_reduce_once_a_step_in_buckets_of_blocks(world, tmp_path, together, units):
+    spec = MeshSpec(dp=2, replicate=2, sync_every_blocks=together)
+    assert world.run(reductions_between_copies, ranks=2, spec=spec, run=str(tmp_path)) == [units] * 2
+
+
+def buffers_between_stages(run: str) -> list[int]:
+    seen, plain = [], pipeline._in_turn
+    pipeline._in_turn = lambda buffers, count: seen.append(len(buffers)) or plain(buffers, count)
+    try:
+        run_training(MeshSpec(pp=2), run, model=DEEP, training=dataclasses.replace(TRAINING, steps=1, batch=6))
+    finally:
+        pipeline._in_turn = plain
+    return seen
+
+
+def test_a_stage_holds_what_is_in_flight_however_long_the_step(world, tmp_path):
+    """Of six micro-batches: hidden states of two, a gradient of one."""
+    assert world.run(buffers_between_stages, ranks=2, run=str(tmp_path)) == [[2, 1]] * 2
 
 
 def test_resume_on_other_stages_and_back(world, references, tmp_path):  # T2

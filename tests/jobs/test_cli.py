@@ -107,7 +107,10 @@ class TestTrain:
         (["mesh.cp=2", "mesh.ring=2"], "mesh.cp = 2 chooses ring and ulysses; leave them out, or leave out cp"),
         (["model.segment=64"], "hierarchy needs a causal window"),
         (["attention.backend=fastest"], "attention.backend is 'fastest'; it must be one of auto, "),
-        (["training.decay=exponential"], "training.decay is 'exponential'; it must be constant, linear or cosine"),
+        (["training.decay=exponential"], "training.decay is 'exponential'; it must be constant, linear, cosine or wsd"),
+        (["training.batch=yes"], "training.batch is true (as YAML reads yes, no, on and off, too); it must be a number"),
+        (["stages=[{}, {training: {context: 128}, mesh: {tp: 4}}]"], "stage 2: 2 KV heads do not divide by tp × ulysses = 4 × 1"),
+        (["stages=[{training: {context: 128}}]"], "--set training.context has no effect, for every stage has its own"),
     ])
     # fmt: on
     def test_settings_that_do_not_fit(self, command, tmp_path, changed, said):

@@ -32,6 +32,9 @@ def test_dp_takes_the_workers_that_are_left(spec, workers, dp):
         (MeshSpec(dp=2, tp=4), 4, "needs 8 workers, not 4"),
         (MeshSpec(dp=-1, ring=2), 0, "0 workers"),
         (MeshSpec(dp=-1, ring=2), -2, "-2 workers"),
+        (MeshSpec(pp=2, ring=2), 6, "dp × pp × ring × ulysses × tp = 1 × 2 × 2 × 1 × 1 needs 4 workers, not 6"),
+        (MeshSpec(dp=-1, pp=3, tp=2), 8, "groups of pp × ring × ulysses × tp = 3 × 1 × 1 × 2 = 6"),
+        (MeshSpec(dp=-1, ring=2, replicate=2), 6, "mesh.replicate = 2 does not divide mesh.dp = 3"),
     ],
 )
 def test_a_mesh_that_does_not_fit_its_workers(spec, workers, said):
@@ -39,10 +42,25 @@ def test_a_mesh_that_does_not_fit_its_workers(spec, workers, said):
         spec.resolve(workers)
 
 
-@pytest.mark.parametrize("axis, value", [("ring", 0), ("ulysses", -1), ("tp", 0), ("dp", 0), ("dp", -2)])
+@pytest.mark.parametrize(
+    "axis, value",
+    [("ring", 0), ("ulysses", -1), ("tp", 0), ("dp", 0), ("dp", -2), ("pp", 0), ("replicate", 0), ("sync_every_blocks", 0)],
+)
 def test_an_axis_is_at_least_one(axis, value):
     with pytest.raises(ValueError, match=f"mesh.{axis} is {value}"):
         MeshSpec(**{axis: value})
+
+
+def test_copies_of_the_weights_take_whole_data_parallel_groups():
+    assert MeshSpec(dp=4, ring=2, replicate=2).world == 8
+    with pytest.raises(ValueError, match="mesh.replicate = 2 does not divide mesh.dp = 1"):
+        MeshSpec(ring=2, replicate=2)
+
+
+def test_every_stage_needs_a_block():
+    MeshSpec(pp=3).check_model(ModelConfig(layers=3))
+    with pytest.raises(ValueError, match="mesh.pp = 4 stages for model.layers = 3 blocks; .* at most 3"):
+        MeshSpec(pp=4).check_model(ModelConfig(layers=3))
 
 
 def test_an_unknown_layout_names_those_there_are():
@@ -109,11 +127,11 @@ def test_a_length_is_padded_and_never_cut(spec):
 
 @pytest.fixture
 def built():
-    """A function that gives the mesh as rank r of dp 2 × ring 2 × ulysses 2 × tp 2 sees it."""
+    """A function that gives a mesh of 16 ranks, by default dp 2 × ring 2 × ulysses 2 × tp 2, as rank r sees it."""
 
-    def build(rank: int):
+    def build(rank: int, spec: MeshSpec = MeshSpec(dp=2, ring=2, ulysses=2, tp=2)):
         dist.init_process_group("fake", rank=rank, world_size=16, store=FakeStore())
-        return MeshSpec(dp=2, ring=2, ulysses=2, tp=2).build("cpu")
+        return spec.build("cpu")
 
     yield build
     dist.destroy_process_group()
@@ -137,6 +155,20 @@ def test_tensor_ranks_are_neighbours_and_dp_is_outermost(built, rank):  # A1 of 
     assert (mesh.dp_rank, mesh.ring_rank, mesh.ulysses_rank, mesh.tp_rank) == (rank >> 3, rank >> 2 & 1, rank >> 1 & 1, rank & 1)
     assert mesh.cp_rank == rank >> 1 & 3
     assert mesh.leader == rank & 8 and mesh.is_leader == (rank in (0, 8))
+
+
+@pytest.mark.parametrize("rank", (0, 6, 9, 15))
+def test_copies_are_outermost_and_a_stage_keeps_its_context_ranks_together(built, rank):
+    mesh = built(rank, MeshSpec(dp=4, replicate=2, pp=2, ring=2))
+    copy, shard, stage, ring = rank >> 3, rank >> 2 & 1, rank >> 1 & 1, rank & 1
+    assert (mesh.dp_rank, mesh.pp_rank, mesh.ring_rank) == (2 * copy + shard, stage, ring)
+    assert dist.get_process_group_ranks(mesh.ring_transport.group) == [rank & ~1, rank | 1]
+    assert dist.get_process_group_ranks(mesh.pp_group) == [rank & ~2, rank | 2]
+    assert dist.get_process_group_ranks(mesh.group) == list(range(rank & ~3, (rank & ~3) + 4))
+    replicas, shards = (dist.get_process_group_ranks(mesh.fsdp.get_group(axis)) for axis in range(2))
+    assert replicas == [rank & 7, rank | 8]
+    assert shards == [8 * copy + 4 * s + 2 * stage + r for s in range(2) for r in range(2)]  # this stage's ranks only
+    assert mesh.is_leader == (rank & 3 == 0) and mesh.is_last_stage == (stage == 1)
 
 
 def test_a_built_mesh_needs_as_many_ranks_as_it_says(built):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from functools import partial
 from typing import Callable
 
 import torch
@@ -44,8 +45,7 @@ class Tape:
             return lambda: x
         kept = x.detach()  # an output belongs to the graph, which would then own the tape that owns it
         kept.__dict__.update(x.__dict__)  # its marks
-        packed = self._pack(kept)
-        return lambda: self._unpack(packed)
+        return partial(self._unpack, self._pack(kept))
 
     def _replay(self, compute, arguments):
         kind, parts = self._results.popleft()

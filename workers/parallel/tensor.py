@@ -95,7 +95,7 @@ TILED_PLAN = {
     "mlp": PrepareModuleInputOutput(
         input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),), output_layouts=(Partial(),), desired_output_layouts=(SEQUENCE,)
     ),
-    "mlp.down_proj": RowwiseParallel(output_layouts=Partial(), use_local_output=False),
+    "mlp.down_proj": RowShards(output_layouts=Partial(), use_local_output=False),
 }
 
 

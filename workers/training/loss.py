@@ -46,6 +46,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     grad_weight.addmm_(narrow.t(), hidden[chunk])
                 else:
                     grad_weight += narrow.t() @ hidden[chunk]
+                del narrow
+            del logits  # before those of the next chunk are made
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(losses)

@@ -179,7 +179,8 @@ def test_what_would_be_computed_otherwise_is_refused_by_name(named):
 
 def test_a_config_that_leaves_things_out_has_the_defaults_of_transformers():
     for kind, extra in {"llama": {}, "mistral": {"num_key_value_heads": 2}, "qwen2": {"num_key_value_heads": 2}, "qwen3": {}}.items():
-        theirs = transformers.AutoConfig.for_model(kind, **{key: value for key, value in RAW.items() if key not in ("architectures", "model_type")}, **extra)
+        sizes = {key: value for key, value in RAW.items() if key not in ("architectures", "model_type")}
+        theirs = transformers.AutoConfig.for_model(kind, **sizes, **extra)
         ours = from_huggingface(RAW | extra | dict(model_type=kind, architectures=None))
         assert ours.head_dim == getattr(theirs, "head_dim", 8) and ours.norm_eps == theirs.rms_norm_eps
         assert ours.window == (4096 if kind == "mistral" else None)
@@ -189,9 +190,14 @@ def test_a_config_that_leaves_things_out_has_the_defaults_of_transformers():
     assert from_huggingface(RAW | dict(attention_bias=False, pretraining_tp=2, rope_scaling=None)).positions == "rope"
 
 
-@pytest.mark.parametrize("fields", [dict(sinks=2, window=8), dict(memory=1), dict(segment=8, window=8), dict(positions="alibi"), dict(positions="none"),
-                                    dict(block=8), dict(stride=2), dict(top_blocks=2), dict(qk_norm=True, qkv_bias=True)])  # fmt: skip
-def test_a_model_that_transformers_does_not_compute_is_not_exported(fields, tmp_path):
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(sinks=2, window=8), dict(memory=1), dict(segment=8, window=8), dict(block=8), dict(stride=2), dict(top_blocks=2),
+        dict(positions="alibi"), dict(positions="sinusoidal"), dict(positions="none"), dict(qk_norm=True, qkv_bias=True),
+    ],
+)  # fmt: skip
+def test_a_model_that_transformers_does_not_compute_is_not_exported(fields):
     config = ModelConfig(dim=16, heads=2, layers=1, ffn_dim=16, vocab_size=64, **fields)
     with pytest.raises(ValueError, match=f"model.{list(fields)[0]}.*cannot be exported"):
         to_huggingface(config, torch.float32)
@@ -205,7 +211,8 @@ def folder(tmp_path):
 
 def test_tensors_that_are_not_the_models_are_named(folder):
     config = from_huggingface(read_config(folder))
-    for changed, named in ((dict(layers=3), "no tensor model.layers.2"), (dict(layers=1), "model.layers.1.*no place"), (dict(ffn_dim=64), r"mlp.*\[80, 48\]")):
+    cases = ((dict(layers=3), "no tensor model.layers.2"), (dict(layers=1), "model.layers.1.*no place"), (dict(ffn_dim=64), r"\[80, 48\]"))
+    for changed, named in cases:
         with pytest.raises(ValueError, match=named):
             check_weights(folder, dataclasses.replace(config, **changed))
 

@@ -77,7 +77,10 @@ def test_scalings_of_the_positions(tmp_path):
         ("gemma3 is not supported; supported are llama", dict(kind="gemma3")),
         ("pre-tokenizer tekken is not supported; supported are gpt-2", dict(pre="tekken")),
         ("rope.scaling.type = longrope", dict(strings={"llama.rope.scaling.type": "longrope"})),
-        ("rope.scaling.yarn_log_multiplier", dict(strings={"llama.rope.scaling.type": "yarn"}, numbers={"llama.rope.scaling.yarn_log_multiplier": 0.1})),
+        (
+            "rope.scaling.yarn_log_multiplier",
+            dict(strings={"llama.rope.scaling.type": "yarn"}, numbers={"llama.rope.scaling.yarn_log_multiplier": 0.1}),
+        ),
         ("a tensor blk.0.ffn_gate_exps.weight", dict(extra={"blk.0.ffn_gate_exps.weight": [[1.0]]})),
         ("rope.dimension_count is 4", dict(numbers={"llama.rope.dimension_count": 4})),
         ("one of 3 parts", dict(numbers={"split.count": 3})),

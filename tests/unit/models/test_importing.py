@@ -92,7 +92,7 @@ def test_what_cannot_come_in_is_said_in_one_line(tmp_path):
     config = json.loads((theirs / "config.json").read_text())
     for change, named in [
         (dict(auto_map={"AutoModel": "evil.Model"}), "code from its folder, which is never run"),
-        (dict(architectures=["PhiForCausalLM"], model_type="phi"), "PhiForCausalLM (model_type phi) is not supported; supported are LlamaForCausalLM"),
+        (dict(architectures=["PhiForCausalLM"], model_type="phi"), "PhiForCausalLM (model_type phi) is not supported; supported are Llama"),
         (dict(num_hidden_layers=3), "has no tensor model.layers.2.input_layernorm.weight"),
     ]:
         (theirs / "config.json").write_text(json.dumps(config | change))

@@ -163,7 +163,9 @@ def _window(raw: dict, kind: str, where: str) -> int | None:
     if raw.get("layer_types") is not None:
         windowed = [name == "sliding_attention" for name in raw["layer_types"]]
     if len(set(windowed)) > 1:
-        raise ValueError(f"{where}: {sum(windowed)} of {len(windowed)} layers have a sliding window; only models whose layers all see alike are supported")
+        raise ValueError(
+            f"{where}: {sum(windowed)} of {len(windowed)} layers have a sliding window; only models whose layers all see alike are supported"
+        )
     if windowed[0] and window is None:
         raise ValueError(f"{where}: layer_types says sliding_attention, but no sliding_window is in use")
     return window if windowed[0] else None
