@@ -93,7 +93,7 @@ def stored(shape: Shape, items: dict[str, Item]) -> list[Item]:
             items["sent back"] = Item("attention", shape.q, "the output after its heads came back from ulysses ranks")
             items["received"] = Item("attention", shape.q + 2 * shape.kv, "what came from ulysses ranks")
     if memory.offload != "none":
-        return []
+        return []  # besides the block that is computed, and of a GPU the one before it (``moments``)
     if memory.compress == "int8":
         values = {name: item._replace(bytes=int(item.bytes / shape.element * (1 + 4 / 256))) for name, item in items.items()}
         return [item._replace(why=f"{item.why}, in int8") for item in values.values()]
@@ -110,11 +110,13 @@ def moved(shape: Shape, items: dict[str, Item]) -> int:
 
 
 class Moment(NamedTuple):
-    """A point of a block's backward: which of its own kept tensors are still there, and what is there besides."""
+    """A point of a block's backward: which of its own kept tensors are still there, what is there besides, and which of the
+    kept ones are read at this point (the others may not have been brought back yet)."""
 
     name: str
     alive: tuple[str, ...]
     items: list[Item]
+    reads: tuple[str, ...]
 
 
 ATTENTION = ("input", "normed", "projected", "low", "qkv", "out", "extra")
@@ -132,10 +134,11 @@ def moments(shape: Shape) -> list[Moment]:
         inner = Item("block", 3 * shape.ffn, "gradients inside the feed-forward layer")
         mlp_weights = Item("block", feed // 3, "the gradient of its down projection")
         found = [
-            Moment("feed-forward", (*MIDDLE, "middle normed", "gate and up"), [stream, inner, mlp_weights]),
+            Moment("feed-forward", (*MIDDLE, "middle normed", "gate and up"), [stream, inner, mlp_weights], ("gate and up",)),
             Moment(
                 "feed-forward's input", (*MIDDLE, "middle normed"),
                 [stream, Item("block", 2 * shape.ffn + 2 * shape.x, "gradients of SwiGLU's inputs and of what both read"), Item("block", feed, "gradients of its weights")],
+                ("middle normed",),
             ),
         ]  # fmt: skip
     else:
@@ -149,11 +152,12 @@ def moments(shape: Shape) -> list[Moment]:
                     stream, Item("block", shape.x, "the gradient of the feed-forward layer's input"), Item("block", inner, "one tile of the feed-forward layer"),
                     Item("block", wide_weights + feed, "gradients of its weights: their sum over tiles, and one tile's"),
                 ],
+                ("middle normed",),
             )
         ]  # fmt: skip
     norm = 3 * wide + shape.x_part if shape.element == FP32 else 4 * wide + 2 * shape.x_part
-    found.append(Moment("feed-forward's norm", MIDDLE, [stream, Item("block", norm, "the norm's backward, in float32")]))
-    found.append(Moment("attention", ATTENTION, [stream, *attention_backward(shape)]))
+    found.append(Moment("feed-forward's norm", MIDDLE, [stream, Item("block", norm, "the norm's backward, in float32")], ("middle",)))
+    found.append(Moment("attention", ATTENTION, [stream, *attention_backward(shape)], ("qkv", "out", "extra")))
     return found
 
 
