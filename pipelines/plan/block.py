@@ -58,11 +58,13 @@ def kept(shape: Shape) -> dict[str, Item]:
 
 
 def _heads_first(shape: Shape) -> bool:
-    """Whether the output keeps the order in which the CPU's kernel gives it, so that the projection reads a copy: when one call covers it."""
+    """Whether the output keeps the order in which the CPU's kernel gives it, so that the projection reads a copy: when its first
+    call covers the output, and is not a ladder over several sequences."""
     if shape.device == "cuda":
         return False
-    own, (_, tiles) = shape.length // shape.mesh.ring, shape.hops(0)[0].tiles[0]
-    return tiles[0].step == 1 and tiles[0].queries * tiles[0].rungs == own
+    tile = shape.hops(0)[0].tiles[0][1][0]
+    alone = tile.rungs == 1 or shape.config.training.micro_batch == 1
+    return tile.step == 1 and tile.queries * tile.rungs == shape.length // shape.mesh.ring and alone
 
 
 def _extra(shape: Shape) -> int:
@@ -74,7 +76,8 @@ def _extra(shape: Shape) -> int:
         summaries = -(-shape.length // model.segment) * model.summaries
         own = shape.length // shape.mesh.ring
         total += 2 * shape.row(summaries * heads * model.head_dim)
-        wide = 2 * model.head_dim + 3 * model.summaries  # keys and values in float32, and the weights of the average
+        # In float32: keys and values beside one another, the same weighted for each summary, weights; keys for the learnt weights.
+        wide = 2 * model.head_dim * (1 + model.summaries) + 3 * model.summaries + model.head_dim * model.learns_pooling
         total += shape.row(own * heads * wide + 2 * summaries * heads * (2 * model.head_dim + 1), FP32)
     return total
 
@@ -90,7 +93,7 @@ def stored(shape: Shape, items: dict[str, Item]) -> list[Item]:
             items["sent back"] = Item("attention", shape.q, "the output after its heads came back from ulysses ranks")
             items["received"] = Item("attention", shape.q + 2 * shape.kv, "what came from ulysses ranks")
     if memory.offload != "none":
-        return []
+        return []  # besides the block that is computed, and of a GPU the one before it (``moments``)
     if memory.compress == "int8":
         values = {name: item._replace(bytes=int(item.bytes / shape.element * (1 + 4 / 256))) for name, item in items.items()}
         return [item._replace(why=f"{item.why}, in int8") for item in values.values()]
@@ -107,11 +110,13 @@ def moved(shape: Shape, items: dict[str, Item]) -> int:
 
 
 class Moment(NamedTuple):
-    """A point of a block's backward: which of its own kept tensors are still there, and what is there besides."""
+    """A point of a block's backward: which of its own kept tensors are still there, what is there besides, and which of the
+    kept ones are read at this point (the others may not have been brought back yet)."""
 
     name: str
     alive: tuple[str, ...]
     items: list[Item]
+    reads: tuple[str, ...]
 
 
 ATTENTION = ("input", "normed", "projected", "low", "qkv", "out", "extra")
@@ -129,10 +134,11 @@ def moments(shape: Shape) -> list[Moment]:
         inner = Item("block", 3 * shape.ffn, "gradients inside the feed-forward layer")
         mlp_weights = Item("block", feed // 3, "the gradient of its down projection")
         found = [
-            Moment("feed-forward", (*MIDDLE, "middle normed", "gate and up"), [stream, inner, mlp_weights]),
+            Moment("feed-forward", (*MIDDLE, "middle normed", "gate and up"), [stream, inner, mlp_weights], ("gate and up",)),
             Moment(
                 "feed-forward's input", (*MIDDLE, "middle normed"),
                 [stream, Item("block", 2 * shape.ffn + 2 * shape.x, "gradients of SwiGLU's inputs and of what both read"), Item("block", feed, "gradients of its weights")],
+                ("middle normed",),
             ),
         ]  # fmt: skip
     else:
@@ -146,11 +152,12 @@ def moments(shape: Shape) -> list[Moment]:
                     stream, Item("block", shape.x, "the gradient of the feed-forward layer's input"), Item("block", inner, "one tile of the feed-forward layer"),
                     Item("block", wide_weights + feed, "gradients of its weights: their sum over tiles, and one tile's"),
                 ],
+                ("middle normed",),
             )
         ]  # fmt: skip
     norm = 3 * wide + shape.x_part if shape.element == FP32 else 4 * wide + 2 * shape.x_part
-    found.append(Moment("feed-forward's norm", MIDDLE, [stream, Item("block", norm, "the norm's backward, in float32")]))
-    found.append(Moment("attention", ATTENTION, [stream, *attention_backward(shape)]))
+    found.append(Moment("feed-forward's norm", MIDDLE, [stream, Item("block", norm, "the norm's backward, in float32")], ("middle",)))
+    found.append(Moment("attention", ATTENTION, [stream, *attention_backward(shape)], ("qkv", "out", "extra")))
     return found
 
 

@@ -57,13 +57,14 @@ def instants(shape: Shape) -> list[Instant]:
     if shape.last_stage:
         found.append(Instant("loss", [*around, *_earlier_gradients(shape), *gathered(shape, "loss"), *waiting(held.blocks), *_loss(shape)]))
     for moment in moments(shape):
-        own = [items[name] for name in moment.alive if name in items]
+        own = [items[name] for name in (moment.reads if shape.restores else moment.alive) if name in items]
         if memory.recompute == "selective" and memory.offload == memory.compress == "none":
             own = [item for item in own if item not in saved]  # it comes off the tape as it is
         # What is recomputed starts from what was stored; otherwise what was stored is what ``own`` are.
-        again = 1 if memory.recompute != "none" else 0
+        again = 1 if memory.recompute != "none" or shape.restores else 0
         for name, before in (("last", held.blocks - 1), ("first", 0)):
-            present = [*around, *gathered(shape, name), *gradients(shape, name), *waiting(before + again), *own, *moment.items]
+            returning = moved(shape, items) if memory.offload == "host" and before else 0
+            present = [*around, Item("activations", returning, "of the block before, on its way back from host memory"), *gathered(shape, name), *gradients(shape, name), *waiting(before + again), *own, *moment.items]
             found.append(Instant(f"backward of the {name} block: {moment.name}", present))
     end = Item("block", shape.x if held.outside_trained else 0, "the gradient of the embeddings")
     found.append(Instant("end of backward", [*around, *gathered(shape, "end"), *gradients(shape, "end"), *waiting(0), end]))
@@ -111,16 +112,15 @@ def _around_blocks(shape: Shape) -> list[Item]:
 
 
 def _loss(shape: Shape) -> list[Item]:
-    chunk = min(shape.config.memory.loss_chunk, shape.tokens)
-    several = shape.tokens > chunk
-    # A chunk's logits are formed while those before still have their names; in bfloat16 there is a narrow copy of each.
-    each = (FP32, 2 * FP32) if shape.element == FP32 else (FP32 + shape.element, 2 * (FP32 + shape.element))
+    chunk, trained = min(shape.config.memory.loss_chunk, shape.tokens), shape.held.head_trained
+    narrow = shape.element if shape.element < FP32 else 0  # in bfloat16 their gradient is there in both types
     items = [
-        Item("loss", chunk * shape.vocabulary * each[several], f"logits of {chunk:,} tokens" + (" and of those before" if several else "")),
+        Item("loss", chunk * shape.vocabulary * (FP32 + narrow), f"logits of {chunk:,} tokens"),
         Item("loss", shape.x_part + (shape.x if shape.mesh.tp > 1 else 0), "hidden states"),
     ]
-    if shape.held.head_trained:
-        items.append(Item("loss", shape.held.head_trained * FP32, "the gradient of the head, float32"))
+    if trained:
+        items.append(Item("loss", trained * FP32, "the gradient of the head, float32"))
+        items.append(Item("loss", trained * narrow, "a chunk's part of it"))
     return items
 
 

@@ -129,6 +129,12 @@ class Shape:
         return self.held.whole_bytes > SMALL_MODEL_BYTES
 
     @property
+    def restores(self) -> bool:
+        """Whether what a block has kept comes back one by one as its backward reads it. From a GPU's host memory all of it comes at once."""
+        memory = self.config.memory
+        return memory.recompute == "none" and (memory.offload == "disk" or (memory.compress == "int8" and memory.offload == "none"))
+
+    @property
     def bucket(self) -> int:
         """Blocks whose weights are gathered together."""
         return min(self.mesh.sync_every_blocks, self.held.blocks)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from workers.mesh import MeshSpec
 from workers.model import ModelConfig
+from workers.model.adapter import AdapterConfig
 from workers.model.decoder import set_parameter
 from workers.parallel.memory import MemoryConfig
 from workers.training.checkpoint import Checkpointer, Progress, latest
@@ -41,8 +42,9 @@ class MeasurementFailed(RuntimeError):
     """A process of a measurement ended badly, or not in time."""
 
 
-def launch(body: str, ranks: int, timeout: float = TIMEOUT, **arguments) -> list:
-    """Run ``BODIES[body](**arguments)`` on fresh processes, and return what each rank's call returned, by rank.
+def launch(body: str, ranks: int, timeout: float = TIMEOUT, environment: dict | None = None, **arguments) -> list:
+    """Run ``BODIES[body](**arguments)`` on fresh processes, and return what each rank's call returned, by rank; ``environment``
+    has variables to set for them.
 
     Raises MeasurementFailed with a rank's last words when it fails or ``timeout`` seconds pass; the others are ended.
     """
@@ -51,9 +53,9 @@ def launch(body: str, ranks: int, timeout: float = TIMEOUT, **arguments) -> list
         processes, logs = [], []
         for rank in range(ranks):
             logs.append((Path(folder) / f"{rank}.out", Path(folder) / f"{rank}.err"))
-            environment = {**ONE_THREAD, "RANK": str(rank), "WORLD_SIZE": str(ranks), "STORE": f"{folder}/store"}
+            variables = {**ONE_THREAD, **(environment or {}), "RANK": str(rank), "WORLD_SIZE": str(ranks), "STORE": f"{folder}/store"}
             with open(logs[rank][0], "w") as out, open(logs[rank][1], "w") as err:
-                processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))
+                processes.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=out, stderr=err))
         try:
             _wait(processes, logs, time.monotonic() + timeout, body)
         finally:
@@ -152,18 +154,18 @@ def write_start(model: dict, peers: str, run: str) -> str:
 
 def training_run(
     model: dict, training: dict, mesh: dict, run: str, start: str | None = None, peers: str | None = None, memory: dict | None = None,
-    init: str | None = None,
+    init: str | None = None, adapter: dict | None = None,
 ) -> dict:  # fmt: skip
     """Body of each rank: ``train`` on the peers' tokens, or on random ones; with ``init``, a model folder, from its weights on
     this project's sources.
 
     Returns ``cpu_seconds`` of the middle step, ``pass_seconds`` of the last forward and backward (on the rank that reads; None on
-    the others) and ``peak_bytes``. Steps are measured from one backward's end to the next:
+    the others), ``peak_bytes`` and, with the checkpoint, ``whole_peak_bytes``. Steps are measured from one backward's end to the next:
     a whole step, and not the checkpoint after the last. The peak is read after the last backward for the same reason:
     it is that of training, and the peers write no checkpoint.
     """
     settings, built = TrainingConfig(**training), MeshSpec(**mesh).build("cpu")
-    options = {"memory": MemoryConfig(**(memory or {}))}
+    options = {"memory": MemoryConfig(**(memory or {})), "adapter": AdapterConfig(**(adapter or {}))}
     if init is not None:
         from workers.model.huggingface import from_huggingface, read_config
 
@@ -189,7 +191,7 @@ def training_run(
     train(job, built, windows, after_backward=after_backward)
     steps = [after - before for before, after in zip(seconds, seconds[1:])]
     last_pass = seconds[-1] - reads[-settings.micro_steps(built.spec.dp) * settings.micro_batch] if reads else None
-    return {"cpu_seconds": upper_median(steps) if steps else None, "pass_seconds": last_pass, "peak_bytes": peaks[-1]}
+    return {"cpu_seconds": upper_median(steps) if steps else None, "pass_seconds": last_pass, "peak_bytes": peaks[-1], "whole_peak_bytes": peak_resident_bytes()}
 
 
 def loss_run(tokens: int, vocabulary: int, hidden: int, chunk: int) -> dict:
