@@ -149,6 +149,9 @@ def test_keys_that_change_no_shape_can_be_set(tmp_path, model, own_store):
     job = prepare(config, tmp_path / "run").job
     assert (job.model.window, job.model.rope_scaling.factor, job.model.dim) == (32, 4, 32)
     assert job.init == model
+    # A recipe chooses positions; what the norms add to a variance goes with the weights that were trained with it.
+    config = load_config("long_context/qwen2.5-coder-7b-256k", (*start, "stages=[]"))
+    assert (config.model.rope_theta, config.model.norm_eps) == (1e6, read_config(model)["rms_norm_eps"]) != (1e6, 1e-6)
 
 
 def test_a_start_that_does_not_fit_is_said_in_one_line(tmp_path, model, own_store, byte_store):
