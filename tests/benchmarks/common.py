@@ -33,6 +33,7 @@ from workers.training.optimizer import build_optimizer
 from workers.training.window import Window
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("workers", "cluster", "pipelines")
 PEERS = ROOT.parent / "shared" / "peers"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 TIMEOUT = 1800  # seconds for one measurement
@@ -124,7 +125,7 @@ def _source_windows(folder: Path, context: int):
     """This project's sources in the tokenizer of a model folder, over and over."""
     from tokenizers import Tokenizer
 
-    text = "\n".join(path.read_text() for path in sorted(ROOT.glob("*/**/*.py")))
+    text = "\n".join(path.read_text() for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
     ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids, dtype=np.int32)
     number = 0
     while True:
