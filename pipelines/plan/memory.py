@@ -121,7 +121,8 @@ def _loss(shape: Shape) -> list[Item]:
     ]
     if trained:
         items.append(Item("loss", trained * FP32, "the gradient of the head, float32"))
-        items.append(Item("loss", trained * narrow, "a chunk's part of it"))
+        if narrow:  # which a CPU widens before it is added
+            items.append(Item("loss", trained * (narrow + FP32 * (shape.device == "cpu")), "a chunk's part of it"))
     return items
 
 
