@@ -268,7 +268,7 @@ def _read(source: str) -> dict:
 
 def _starting_model(tree: dict, preset: dict) -> dict:
     """The model's keys before those that the user has set. Of a model folder that the run starts from, and of the preset what
-    hangs on no weight (positions, what a token sees); without such a folder the preset's.
+    a recipe chooses (positions, what a token sees); without such a folder the preset's.
     """
     init = tree.get("checkpoint", {}).get("init")
     if not isinstance(init, str):
@@ -277,7 +277,7 @@ def _starting_model(tree: dict, preset: dict) -> dict:
         return {}  # a run's own config.yaml says it all; the folder may be gone by then
     folder = absolute(init, "checkpoint.init")
     found = dataclasses.asdict(from_huggingface(read_config(folder), str(folder / "config.json")))
-    return found | {key: value for key, value in preset.items() if key in WEIGHTLESS}
+    return found | {key: value for key, value in preset.items() if key in WEIGHTLESS - {"norm_eps"}}  # that goes with the weights
 
 
 def _check_keys(tree: dict) -> None:

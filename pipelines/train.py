@@ -300,6 +300,10 @@ def _check_start(start: Path, stage: Stage, config: Config, store: TokenStore) -
             raise ValueError(
                 f"{section}.{key} is {was_set} in {resume} and {is_set} here: documents it was trained on would be held out; keep {was_set}"
             )
+    if config.checkpoint.init is not None and stage.job.base is None:
+        given, started = (absolute(c.checkpoint.init, "checkpoint.init") if c.checkpoint.init is not None else None for c in (config, before))
+        if given != started:
+            log.warning("checkpoint.init %s is not read: the weights are those of %s", given, start)
     progress = checkpoints.read_progress(start)
     if progress.step == stage.job.first_step:
         return  # a stage begins, whose changes are meant

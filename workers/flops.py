@@ -14,6 +14,7 @@ import torch
 
 from workers.attention import Pattern
 from workers.attention.plan import work
+from workers.model.adapter import AdapterConfig, projections
 from workers.model.config import ModelConfig
 
 # Dense bfloat16 FLOP/s of the tensor cores, from the vendor's data sheets; the longest name that occurs in the device's is it.
@@ -23,11 +24,18 @@ PEAK_FLOPS = {
 }  # fmt: skip
 
 
-def matmul_flops(model: ModelConfig, tokens: int) -> float:
-    """FLOPs of the weight matrices for ``tokens`` tokens, forward and backward: projections, feed-forward, head."""
-    heads_dim, kv_dim = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    block = model.dim * (2 * heads_dim + 2 * kv_dim) + 3 * model.dim * model.ffn_dim
-    return 6.0 * tokens * (model.layers * block + model.dim * model.vocab_size)
+def matmul_flops(model: ModelConfig, tokens: int, adapter: AdapterConfig = AdapterConfig()) -> float:
+    """FLOPs of the weight matrices for ``tokens`` tokens, forward and backward: projections, feed-forward, head, the adapter's own.
+
+    A frozen matrix passes a gradient on and has none: two products, where one that trains has three.
+    """
+    sizes = projections(model)
+    block, head = sum(inputs * outputs for inputs, outputs in sizes.values()), model.dim * model.vocab_size
+    if adapter.rank is None:
+        return 6.0 * tokens * (model.layers * block + head)
+    own = adapter.rank * sum(sum(sizes[name]) for name in set(adapter.targets))
+    head_products = 3 if adapter.train_embeddings and model.tie_embeddings else 2
+    return 2.0 * tokens * (model.layers * (2 * block + 3 * own) + head_products * head)
 
 
 def attention_flops(model: ModelConfig, scores: float) -> float:

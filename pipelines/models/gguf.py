@@ -49,14 +49,17 @@ def open_gguf(path: Path) -> tuple[dict, "GGUFTensors", str, dict[str, str]]:
         keys = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, OSError) as error:
         raise ValueError(f"{path} cannot be read as GGUF: {error}") from error
-    kind = keys["general.architecture"]
+    kind = keys.get("general.architecture")
     if kind not in SUPPORTED:
         raise ValueError(f"{path}: the architecture {kind} is not supported; supported are {', '.join(SUPPORTED)}")
     if keys.get("split.count", 1) > 1:
         raise ValueError(f"{path} is one of {keys['split.count']} parts; join them with llama.cpp's gguf-split first")
-    tensors = GGUFTensors(reader, kind, keys, path)
-    document, tokenizer_config = _tokenizer(keys, path)
-    raw = _config(kind, keys, tensors, path)
+    try:
+        tensors = GGUFTensors(reader, kind, keys, path)
+        document, tokenizer_config = _tokenizer(keys, path)
+        raw = _config(kind, keys, tensors, path)
+    except KeyError as error:  # as files of a vocabulary alone
+        raise ValueError(f"{path} is not a whole model: it has no {error.args[0]}") from error
     ids = {key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in raw}
     files = {"tokenizer_config.json": json.dumps(tokenizer_config, indent=1), "generation_config.json": json.dumps(ids, indent=1)}
     return raw, tensors, document, files
@@ -110,8 +113,9 @@ def _their_name(name: str, path: Path) -> str:
 
 
 def _config(kind: str, keys: dict, tensors: GGUFTensors, path: Path) -> dict:
-    def get(name: str, default=None):
-        value = keys.get(f"{kind}.{name}", default)
+    def get(name: str, *default):
+        """Raises KeyError for a key that is not there and has no default."""
+        value = keys.get(f"{kind}.{name}", *default) if default else keys[f"{kind}.{name}"]
         if isinstance(value, list):
             raise ValueError(f"{path}: {kind}.{name} differs by layer; only models whose layers are all alike are supported")
         return value
@@ -121,7 +125,7 @@ def _config(kind: str, keys: dict, tensors: GGUFTensors, path: Path) -> dict:
     for name in ("rope.dimension_count", "attention.value_length"):
         if get(name, head_dim) != head_dim:
             raise ValueError(f"{path}: {kind}.{name} is {get(name)}, not the head size {head_dim}; such models are not supported")
-    window = get("attention.sliding_window")
+    window = get("attention.sliding_window", None)
     if window and kind not in PERMUTED:
         raise ValueError(f"{path}: {kind}.attention.sliding_window = {window} is not supported")
     kind_out = "mistral" if window else kind
@@ -178,7 +182,7 @@ def _tokenizer(keys: dict, path: Path) -> tuple[str, dict]:
     pre = get("pre", "gpt-2")
     if pre not in (*GPT2, "smollm", *SPLITS):
         raise ValueError(f"{path}: the pre-tokenizer {pre} is not supported; supported are {', '.join((*GPT2, 'smollm', *SPLITS))}")
-    tokens, types = get("tokens"), get("token_type")
+    tokens, types, merges = (keys[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type", "merges"))
     added = [
         {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": kind == CONTROL}
         for i, (token, kind) in enumerate(zip(tokens, types))
@@ -199,7 +203,7 @@ def _tokenizer(keys: dict, path: Path) -> tuple[str, dict]:
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
             "fuse_unk": False, "byte_fallback": False, "ignore_merges": pre == "llama-bpe",
             "vocab": {token: i for i, (token, kind) in enumerate(zip(tokens, types)) if kind != UNUSED},
-            "merges": [merge.split(" ") for merge in get("merges")],
+            "merges": [merge.split(" ") for merge in merges],
         },
     }  # fmt: skip
     config = {

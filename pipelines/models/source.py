@@ -35,7 +35,7 @@ def open_source(path: Path, what: str = "--checkpoint") -> Source:
         model = from_huggingface(raw, str(path / "config.json"))
         ends = raw.get("eos_token_id")
         ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        return Source(path, path, model, raw.get("max_position_embeddings", CONTEXT), frozenset(ends))
+        return Source(path, path, model, raw.get("max_position_embeddings") or CONTEXT, frozenset(ends))
     run, checkpoint = checkpoint_of(path, what)
     config = load_config(str(run / "config.yaml")).at(checkpoints.read_progress(checkpoint).step)
     return Source(run, checkpoint, checkpoints.read_model(checkpoint), config.training.context)

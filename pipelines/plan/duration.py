@@ -31,9 +31,9 @@ class Work:
 
 
 def step_work(shape: Shape) -> Work:
-    """What a step computes; frozen weights count as if they trained. Chosen blocks and summaries count as balanced."""
+    """What a step computes. Chosen blocks and summaries count as balanced."""
     model, memory, batch = shape.model, shape.config.memory, shape.config.training.batch
-    matrices = matmul_flops(model, batch * shape.length)
+    matrices = matmul_flops(model, batch * shape.length, shape.config.adapter)
     attention = attention_flops(model, float(batch * model.layers * model.heads) * seen_pairs(model, shape.length))
     balance = 1.0
     if model.top_blocks is None:

@@ -98,10 +98,10 @@ def _always(shape: Shape) -> list[Item]:
 def _around_blocks(shape: Shape) -> list[Item]:
     """What is there from the embedding to the end of backward."""
     model, tokens = shape.model, shape.tokens
-    batch = 3 * tokens * 8 * (shape.micro_steps if shape.mesh.pp > 1 else 1)
+    batch = 4 * tokens * 8 * (shape.micro_steps if shape.mesh.pp > 1 else 1)
     if shape.mesh.ranks_per_group > 1:  # the leader cuts it up
-        batch += 3 * tokens * 8 * shape.mesh.cp
-    items = [Item("batch", batch, "tokens, targets and positions, int64")]
+        batch += 4 * tokens * 8 * shape.mesh.cp
+    items = [Item("batch", batch, "tokens, targets, positions and lengths, int64")]
     if model.positions == "rope":
         items.append(Item("activations", tokens * model.head_dim * FP32 * shape.in_flight, "the rotary table, float32"))
     if shape.last_stage:

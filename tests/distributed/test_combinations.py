@@ -13,6 +13,7 @@ from workers.parallel.memory import MemoryConfig
 from workers.training.config import CheckpointConfig
 
 THREE = dataclasses.replace(MODEL, layers=3)
+TIED = dataclasses.replace(MODEL, tie_embeddings=True)
 NINE = dataclasses.replace(MODEL, dim=36, heads=9, kv_heads=3, head_dim=4, ffn_dim=66, tie_embeddings=True)
 LORA = AdapterConfig(rank=4, targets=("q_proj", "v_proj", "o_proj", "down_proj"), train_norms=True)
 YARN = RopeScaling("yarn", factor=4.0, original_max_position_embeddings=32)
@@ -23,6 +24,10 @@ TOGETHER = {
         NINE, LORA, MeshSpec(ring=2, tp=3), MemoryConfig(recompute="selective", offload="disk", mlp_tile=16, loss_chunk=24),
     ),
     "stages of an adapted model, recomputed": (THREE, LORA, MeshSpec(pp=2, ring=2), MemoryConfig(recompute="full")),
+    "stages that share a frozen embedding": (TIED, LORA, MeshSpec(pp=2), MemoryConfig()),
+    "stages that share an embedding beside an adapter": (
+        TIED, dataclasses.replace(LORA, train_embeddings=True), MeshSpec(pp=2, tp=2), MemoryConfig(recompute="full"),
+    ),
     "stages of tensor ranks, tiles on disk": (THREE, AdapterConfig(), MeshSpec(pp=2, tp=2), MemoryConfig(offload="disk", mlp_tile=16)),
     "copies, buckets, recomputed but for attention": (
         THREE, AdapterConfig(), MeshSpec(dp=2, ring=2, replicate=2, sync_every_blocks=2), MemoryConfig(recompute="selective"),
@@ -46,11 +51,11 @@ def test_the_law_holds_for_what_is_switched_on_together(world, tmp_path, name):
 @pytest.mark.parametrize("adapter", [AdapterConfig(), LORA], ids=["all weights", "adapter"])
 def test_a_run_moves_between_meshes_and_switches(world, tmp_path, adapter):  # T2
     """Stages with copies, then a ring of tensor ranks, then one process: each goes on where the one before was stopped."""
-    common = dict(model=THREE, adapter=adapter, training=with_steps(9), checkpoint=CheckpointConfig(every=1))
+    common = dict(model=THREE, adapter=adapter, training=with_steps(9), checkpoint=CheckpointConfig(every=3))
     world.run(run_training, ranks=1, spec=MeshSpec(), run=str(tmp_path / "one"), **common)
     moves = [
-        (MeshSpec(dp=2, pp=2, replicate=2), MemoryConfig(recompute="full", offload="disk"), 4),
-        (MeshSpec(ring=2, tp=2), MemoryConfig(recompute="selective", mlp_tile=8), 7),
+        (MeshSpec(dp=2, pp=2, replicate=2), MemoryConfig(recompute="full", offload="disk"), 5),
+        (MeshSpec(ring=2, tp=2), MemoryConfig(recompute="selective", mlp_tile=8), 8),
         (MeshSpec(), MemoryConfig(), None),
     ]
     for mesh, memory, die_at in moves:

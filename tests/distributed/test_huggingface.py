@@ -32,8 +32,8 @@ def there_and_back(spec: MeshSpec, source: str, out: str) -> bool:
 
 @pytest.mark.parametrize(
     "config, spec",
-    [(QWEN, MeshSpec(dp=2)), (QWEN, MeshSpec(ring=2, tp=2)), (NINE_HEADS, MeshSpec(ring=2, tp=3))],
-    ids=["qwen-dp2", "qwen-ring2-tp2", "nine-heads-ring2-tp3"],
+    [(QWEN, MeshSpec(dp=2)), (QWEN, MeshSpec(ring=2, tp=2)), (NINE_HEADS, MeshSpec(ring=2, tp=3)), (QWEN, MeshSpec(dp=2, replicate=2, tp=2))],
+    ids=["qwen-dp2", "qwen-ring2-tp2", "nine-heads-ring2-tp3", "qwen-copies-tp2"],
 )
 def test_training_from_a_model_folder_is_the_same_on_every_mesh(world, tmp_path, config, spec):  # A4, T2
     source = folder_of(config, tmp_path / "model")
@@ -48,6 +48,21 @@ def test_training_from_a_model_folder_is_the_same_on_every_mesh(world, tmp_path,
     before, after = FolderTensors(source), FolderTensors(tmp_path / "back")
     assert before.sizes == after.sizes
     assert all(torch.equal(before.read(name), after.read(name)) for name in before.sizes)
+
+
+def save_a_part(spec: MeshSpec, source: str, out: str) -> None:
+    save_pretrained(load_pretrained(source, spec.build("cpu")), out)
+
+
+def test_stages_start_from_a_model_folder_and_write_none(world, tmp_path):
+    """Rank 0 would write the layers of its own stage, as if they were all."""
+    source = folder_of(NINE_HEADS, tmp_path / "model")
+    for name, spec in {"one": MeshSpec(), "stages": MeshSpec(pp=2)}.items():
+        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=NINE_HEADS, training=with_steps(3), init=str(source))
+    assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    with pytest.raises(AssertionError, match="ValueError: a pipeline stage holds a part of the model"):
+        world.run(save_a_part, ranks=2, spec=MeshSpec(pp=2), source=str(source), out=str(tmp_path / "part"))
+    assert not (tmp_path / "part").exists()
 
 
 def test_learnt_keys_that_no_folder_has_are_drawn_by_the_seed(world, tmp_path):

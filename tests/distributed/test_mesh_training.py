@@ -11,7 +11,7 @@ from tests.distributed.training_cases import MODEL, losses, rows, run_training, 
 from workers import parallel
 from workers.mesh import MeshSpec
 from workers.parallel import pipeline
-from workers.training.config import CheckpointConfig
+from workers.training.loop import STOP_FILE
 
 DEEP = dataclasses.replace(MODEL, layers=3)
 TIED = dataclasses.replace(DEEP, tie_embeddings=True)
@@ -113,12 +113,14 @@ def test_a_stage_holds_what_is_in_flight_however_long_the_step(world, tmp_path):
 
 
 def test_resume_on_other_stages_and_back(world, references, tmp_path):  # T2
-    """Each leg ends at the checkpoint before the step that kills it, and the next one goes on there on another mesh."""
-    legs = [(MeshSpec(pp=2), 3), (MeshSpec(ring=2), 4), (MeshSpec(pp=3), 5), (MeshSpec(dp=2, replicate=2, pp=2), None)]
-    for spec, die_at in legs:
-        common = dict(run=str(tmp_path), model=TIED, training=TRAINING, checkpoint=CheckpointConfig(every=1))
-        world.run(run_training, ranks=spec.world, spec=spec, die_at=die_at, **common)
-        assert len(losses(tmp_path)) == (die_at - 1 if die_at else TRAINING.steps)
+    """Each leg is asked to stop after one step, and the next one goes on from its checkpoint on another mesh."""
+    legs = [MeshSpec(pp=2), MeshSpec(ring=2), MeshSpec(pp=3), MeshSpec(dp=2, replicate=2, pp=2)]
+    for done, spec in enumerate(legs, 1):
+        (tmp_path / STOP_FILE).touch()
+        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path), model=TIED, training=TRAINING)
+        assert len(losses(tmp_path)) == done
+    (tmp_path / STOP_FILE).unlink()
+    world.run(run_training, ranks=2, spec=MeshSpec(tp=2), run=str(tmp_path), model=TIED, training=TRAINING)
     assert_same_curve(tmp_path, references[TIED])
 
 

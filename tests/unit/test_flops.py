@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from workers import flops
 from workers.attention.transport import Ring, Traffic
 from workers.model import Decoder, ModelConfig
+from workers.model.adapter import AdapterConfig, add_adapters
 
 MODEL = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=128)
 
@@ -23,6 +24,21 @@ def test_matrix_products_are_those_that_torch_counts():
     products = sum(n for name, n in counted.items() if "attention" not in str(name))
     # The first layer's input needs a gradient, too, for the embedding is learnt: nothing is left out.
     assert products == flops.matmul_flops(MODEL, 40)
+
+
+@pytest.mark.parametrize("tied, opened", [(True, True), (True, False), (False, True)])
+def test_a_frozen_matrix_has_no_gradient(tied, opened):
+    adapter = AdapterConfig(rank=4, targets=("q_proj", "v_proj", "down_proj"), train_norms=True, train_embeddings=opened)
+    config = dataclasses.replace(MODEL, tie_embeddings=tied)
+    model = add_adapters(Decoder(config), adapter)
+    model.init_weights(0)
+    tokens = torch.arange(40).view(2, 20)
+    hidden = lambda module, inputs, output: output.requires_grad_()  # as it is behind the first adapter  # noqa: E731
+    model.embed_tokens.register_forward_hook(hidden)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, torch.arange(20).expand(2, 20), config.pattern()).sum().backward()
+    counted = counter.get_flop_counts()["Global"]
+    assert sum(n for name, n in counted.items() if "attention" not in str(name)) == flops.matmul_flops(config, 40, adapter)
 
 
 SEEN = [

@@ -30,3 +30,8 @@ def test_inside_a_ray_job_a_relative_path_is_refused(monkeypatch):
 def test_a_link_stays_as_it_was_named(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     assert absolute(tmp_path / "link" / "a", "--out") == tmp_path / "link" / "a"
+
+
+def test_the_home_folder_of_nobody_is_refused():
+    with pytest.raises(ValueError, match="--out ~nobody-of-this-name/runs: there is no such user's home folder"):
+        absolute("~nobody-of-this-name/runs", "--out")

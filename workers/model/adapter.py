@@ -46,12 +46,12 @@ class AdapterConfig:
             raise ValueError(f"adapter.rank is {self.rank}; it must be at least 1, or null for no adapter")
         if self.alpha <= 0:
             raise ValueError(f"adapter.alpha is {self.alpha}; it must be more than 0")
-        projections = _projections(ModelConfig())
+        known = projections(ModelConfig())
         for name in self.targets:
-            if name not in projections:
-                raise ValueError(f"adapter.targets has {name!r}; it can have {', '.join(projections)}")
+            if name not in known:
+                raise ValueError(f"adapter.targets has {name!r}; it can have {', '.join(known)}")
         if not self.targets:
-            raise ValueError(f"adapter.targets is empty; name at least one of {', '.join(projections)}")
+            raise ValueError(f"adapter.targets is empty; name at least one of {', '.join(known)}")
 
     @property
     def scale(self) -> float:
@@ -60,7 +60,7 @@ class AdapterConfig:
     def check_model(self, model: ModelConfig) -> None:
         """Raise ValueError when the rank is more than a target of ``model`` can have."""
         for name in self.targets if self.rank is not None else ():
-            inputs, outputs = _projections(model)[name]
+            inputs, outputs = projections(model)[name]
             if self.rank > min(inputs, outputs):
                 raise ValueError(
                     f"adapter.rank = {self.rank} is more than the rank of {name}, which is {outputs} × {inputs}; "
@@ -77,7 +77,7 @@ class AdapterConfig:
         )
 
 
-def _projections(model: ModelConfig) -> dict[str, tuple[int, int]]:
+def projections(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of every projection of a block."""
     heads_dim, kv_dim = model.heads * model.head_dim, model.kv_heads * model.head_dim
     return {

@@ -137,9 +137,12 @@ def held_twice(model, mesh) -> tuple[str, ...]:
 
 
 def _sum_tied_gradient(model, mesh) -> None:
-    """First and last stage each have a part of the gradient of a tied embedding; both get the sum, bit for bit the same."""
+    """First and last stage each have a part of the gradient of a tied embedding; both get the sum, bit for bit the same.
+
+    One that an adapter leaves frozen has none.
+    """
     other = mesh.spec.pp - 1 - mesh.pp_rank
-    if not held_twice(model, mesh) or {mesh.pp_rank, other} != {0, mesh.spec.pp - 1}:
+    if not held_twice(model, mesh) or {mesh.pp_rank, other} != {0, mesh.spec.pp - 1} or not model.embed_tokens.weight.requires_grad:
         return
     gradient = model.embed_tokens.weight.grad
     ours = gradient.to_local() if isinstance(gradient, DTensor) else gradient

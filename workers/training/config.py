@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TrainingConfig:
     """The optimisation.
 
-    steps: optimizer steps of the whole run.
+    steps: optimizer steps of the whole run, or of a stage of it.
     context: tokens of a window; the mesh pads it to what it divides.
     batch: sequences of a step over the whole mesh. micro_batch: sequences that a data-parallel group takes at once;
         the rest of its share accumulates.

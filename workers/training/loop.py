@@ -224,7 +224,7 @@ def _take(windows: Iterator[Window] | None, count: int) -> list[Window] | None:
 def _row(job: Job, progress: Progress, loss: float, norm: float, rate: float, targets: float, samples: list, peak: float, slow: str | None) -> dict:
     """A step as ``metrics.jsonl`` keeps it. What ranks differ in is the worst rank's: longest wait, highest peak."""
     seconds = max(s.seconds for s in samples)
-    useful = flops.matmul_flops(job.model, job.training.batch * job.training.context)
+    useful = flops.matmul_flops(job.model, job.training.batch * job.training.context, job.adapter)
     useful += flops.attention_flops(job.model, sum(s.scores for s in samples))
     return {
         "step": progress.step,

@@ -20,8 +20,8 @@ def loss_head(batch: Batch, mesh, chunk: int) -> Callable:
 def forward_backward(model: Decoder, mesh, batches: Iterator[Batch], count: int, chunk: int) -> tuple[float, float]:
     """Add the gradient of the summed loss of ``count`` micro-batches to the parameters' gradients.
 
-    Without stages only one micro-batch is there at a time; ``chunk`` tokens' logits are (``token_losses``). Returns this rank's share of the loss sum and of the number of
-    targets; the shares of all ranks add up to those of the step.
+    Without stages one micro-batch is there at a time. ``chunk``: tokens whose logits are (``token_losses``).
+    Returns this rank's share of the loss sum and of the number of targets; the shares of all ranks add up to those of the step.
     """
     head_of = partial(loss_head, mesh=mesh, chunk=chunk)
     loss_sum = targets = 0.0

@@ -119,7 +119,7 @@ def test_a_model_folder_goes_out_as_it_came_in(tmp_path, model):
     assert torch.equal(logits(load_pretrained(tmp_path / "wide")), logits(load_pretrained(model)))
 
 
-def test_a_run_starts_from_a_model_folder_and_goes_out_like_it(tmp_path, model, own_store):
+def test_a_run_starts_from_a_model_folder_and_goes_out_like_it(tmp_path, model, own_store, caplog):
     gone = tmp_path / "gone"
     shutil.copytree(model, gone)
     run = run_of(tmp_path / "run", f"corpus.store={own_store}", f"checkpoint.init={gone}")
@@ -138,6 +138,9 @@ def test_a_run_starts_from_a_model_folder_and_goes_out_like_it(tmp_path, model, 
 
     longer = load_config(str(run / "config.yaml"), ("training.steps=9",))
     resumed = prepare(longer, tmp_path / "longer", run)
+    assert "checkpoint.init" not in caplog.text
+    prepare(load_config(str(run / "config.yaml"), ("training.steps=9", f"checkpoint.init={model}")), tmp_path / "longer", run)
+    assert f"checkpoint.init {model} is not read: the weights are those of {run}" in caplog.text
     assert resumed.job.init is None and resumed.job.resume is not None
     _write_run_folder(resumed)
     assert (tmp_path / "longer/init/generation_config.json").is_file()
@@ -149,6 +152,9 @@ def test_keys_that_change_no_shape_can_be_set(tmp_path, model, own_store):
     job = prepare(config, tmp_path / "run").job
     assert (job.model.window, job.model.rope_scaling.factor, job.model.dim) == (32, 4, 32)
     assert job.init == model
+    # A recipe chooses positions; what the norms add to a variance goes with the weights that were trained with it.
+    config = load_config("long_context/qwen2.5-coder-7b-256k", (*start, "stages=[]"))
+    assert (config.model.rope_theta, config.model.norm_eps) == (1e6, read_config(model)["rms_norm_eps"]) != (1e6, 1e-6)
 
 
 def test_a_start_that_does_not_fit_is_said_in_one_line(tmp_path, model, own_store, byte_store):

@@ -95,6 +95,24 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, named, change):
     assert not (tmp_path / "model").exists()
 
 
+def test_a_file_without_a_whole_model_is_named(tmp_path):
+    """llama.cpp's own tests, for one, come with files of a vocabulary alone."""
+    missing = ("llama.attention.head_count", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "llama.embedding_length")
+    steps = (
+        lambda: writer.add_tokenizer_model("gpt2"), lambda: writer.add_head_count(4), lambda: writer.add_token_list(["a", "b"]),
+        lambda: writer.add_token_types([1, 1]), lambda: writer.add_token_merges(["a b"]), lambda: writer.add_embedding_length(8),
+    )  # fmt: skip
+    for count in range(1, len(steps)):
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+        for step in steps[:count]:
+            step()
+        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+            write()
+        with pytest.raises(ValueError, match=f"not a whole model: it has no {missing[count - 1]}$"):
+            import_model(tmp_path / "m.gguf", tmp_path / "model")
+        assert not (tmp_path / "model").exists()
+
+
 def test_a_file_that_is_no_gguf_is_named(tmp_path):
     whole = small.write_gguf(tmp_path / "whole.gguf", small.model()).read_bytes()
     for name, content in (("text.gguf", b"GGUX" + b"\0" * 64), ("empty.gguf", b""), ("cut.gguf", whole[: len(whole) // 2])):

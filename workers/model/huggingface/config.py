@@ -65,12 +65,12 @@ def from_huggingface(raw: dict, where: str = CONFIG_FILE) -> ModelConfig:
         if not isinstance(raw.get(key), int):
             raise ValueError(f"{where}: {key} is {raw.get(key)!r}; it must be a whole number")
     sizes = {ours: raw[theirs] for ours, theirs in SIZES.items()}
-    theta, scaling = _rope(raw, where)
     try:
+        theta, scaling = _rope(raw)
         return ModelConfig(
             **sizes, kv_heads=raw.get("num_key_value_heads"), head_dim=raw.get("head_dim") or HEAD_DIM.get(kind),
             norm_eps=raw.get("rms_norm_eps", 1e-6), rope_theta=theta, tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3", window=_window(raw, kind, where), rope_scaling=scaling,
+            qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3", window=_window(raw, kind), rope_scaling=scaling,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
@@ -151,7 +151,7 @@ def _kind_of(config: ModelConfig, before: str | None) -> str:
     return "mistral" if config.window is not None or config.dim % config.heads or before == "mistral" else "llama"
 
 
-def _window(raw: dict, kind: str, where: str) -> int | None:
+def _window(raw: dict, kind: str) -> int | None:
     """Tokens that every layer sees, itself included, in transformers as here; None is all of them."""
     layers = raw["num_hidden_layers"]
     if kind == "llama":
@@ -163,28 +163,26 @@ def _window(raw: dict, kind: str, where: str) -> int | None:
     if raw.get("layer_types") is not None:
         windowed = [name == "sliding_attention" for name in raw["layer_types"]]
     if len(set(windowed)) > 1:
-        raise ValueError(
-            f"{where}: {sum(windowed)} of {len(windowed)} layers have a sliding window; only models whose layers all see alike are supported"
-        )
-    if windowed[0] and window is None:
-        raise ValueError(f"{where}: layer_types says sliding_attention, but no sliding_window is in use")
-    return window if windowed[0] else None
+        raise ValueError(f"{sum(windowed)} of {len(windowed)} layers have a sliding window; only models whose layers all see alike are supported")
+    if any(windowed) and window is None:
+        raise ValueError("layer_types says sliding_attention, but no sliding_window is in use")
+    return window if any(windowed) else None
 
 
-def _rope(raw: dict, where: str) -> tuple[float, dict | None]:
+def _rope(raw: dict) -> tuple[float, dict | None]:
     """The rotary base, and the keys of its scaling."""
     given = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     if any(isinstance(value, dict) for value in given.values()):
-        raise ValueError(f"{where}: rope_parameters differ by layer ({', '.join(given)}); only models whose layers are all alike are supported")
+        raise ValueError(f"rope_parameters differ by layer ({', '.join(given)}); only models whose layers are all alike are supported")
     theta = given.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0
     if given.pop("partial_rotary_factor", None) not in (None, 1.0):
-        raise ValueError(f"{where}: partial_rotary_factor is not 1; only heads that are rotated whole are supported")
+        raise ValueError("partial_rotary_factor is not 1; only heads that are rotated whole are supported")
     legacy = given.pop("type", "default")
     kind = given.pop("rope_type", legacy)
     if kind == "default":
         return theta, None
     given = {key: value for key, value in given.items() if value is not None}
-    longest = raw.get("max_position_embeddings", CONTEXT)
+    longest = raw.get("max_position_embeddings") or CONTEXT
     if kind == "dynamic":  # transformers looks nowhere else for the original length
         given["original_max_position_embeddings"] = longest
     elif kind in ("yarn", "llama3", "longrope"):

@@ -99,8 +99,11 @@ def save_pretrained(
         dtype: of the file. A model that was loaded from bfloat16 and not trained is written in bfloat16 without loss.
         context: tokens it was trained at (see ``to_huggingface``).
 
-    Raises ValueError for a folder that exists and for a model that no architecture of transformers computes.
+    Raises ValueError for a folder that exists, for a model that no architecture of transformers computes, and on a mesh with
+    pipeline stages, whose ranks hold a part of the model each.
     """
+    if len(model.layers) < model.config.layers:
+        raise ValueError("a pipeline stage holds a part of the model; save it on a mesh without stages, or export a checkpoint")
     raw = to_huggingface(model.config, dtype, like=read_config(like) if like else None, context=context)
     sizes, read = model_tensors(model, dtype)
     distributed = dist.is_initialized()
