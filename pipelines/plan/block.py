@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pipelines.plan.shape import FP32, Shape
+from workers.attention.kernels import reference
 
 
 class Item(NamedTuple):
@@ -37,13 +38,13 @@ def kept(shape: Shape) -> dict[str, Item]:
         "gated": ("activations", shape.ffn, "what the down projection reads"),
     }
     if model.qk_norm:
-        kv = shape.row(shape.tokens * model.kv_heads // tp * model.head_dim) // shape.config.training.micro_batch
         heads = (model.heads + model.kv_heads) // tp
-        items["projected"] = ("activations", shape.q + kv + tokens * heads * FP32, items["projected"][2])
+        items["projected"] = ("activations", tokens * heads * (model.head_dim * shape.element + FP32), items["projected"][2])
     items["extra"] = ("attention", _extra(shape), items["extra"][2])
     adapter = shape.config.adapter
     if adapter.rank is not None:  # a frozen projection does not read its input in backward, its adapter does
-        items["low"] = ("activations", len(adapter.targets) * shape.tokens * adapter.rank * shape.element, "what adapters have between their two matrices")
+        low = len(adapter.targets) * tokens * adapter.rank * shape.element
+        items["low"] = ("activations", low, "what adapters have between their two matrices")
         for name, readers, rest in (
             ("normed", {"q_proj", "k_proj", "v_proj"}, scale), ("middle normed", {"gate_proj", "up_proj"}, scale), ("gated", {"down_proj"}, 0),
         ):  # fmt: skip
@@ -137,7 +138,10 @@ def moments(shape: Shape) -> list[Moment]:
             Moment("feed-forward", (*MIDDLE, "middle normed", "gate and up"), [stream, inner, mlp_weights], ("gate and up",)),
             Moment(
                 "feed-forward's input", (*MIDDLE, "middle normed"),
-                [stream, Item("block", 2 * shape.ffn + 2 * shape.x, "gradients of SwiGLU's inputs and of what both read"), Item("block", feed, "gradients of its weights")],
+                [
+                    stream, Item("block", 2 * shape.ffn + 2 * shape.x, "gradients of SwiGLU's inputs and of what both read"),
+                    Item("block", feed, "gradients of its weights"),
+                ],
                 ("middle normed",),
             ),
         ]  # fmt: skip
@@ -149,7 +153,8 @@ def moments(shape: Shape) -> list[Moment]:
             Moment(
                 "feed-forward", (*MIDDLE, "middle normed"),
                 [
-                    stream, Item("block", shape.x, "the gradient of the feed-forward layer's input"), Item("block", inner, "one tile of the feed-forward layer"),
+                    stream, Item("block", shape.x, "the gradient of the feed-forward layer's input"),
+                    Item("block", inner, "one tile of the feed-forward layer"),
                     Item("block", wide_weights + feed, "gradients of its weights: their sum over tiles, and one tile's"),
                 ],
                 ("middle normed",),
@@ -196,4 +201,6 @@ def _busiest(shape: Shape) -> tuple[tuple[int, int], tuple[int, int]]:
             for _, tiles in hop.tiles:
                 for tile in tiles:
                     queries, keys = max(queries, tile.queries * tile.rungs), max(keys, tile.keys * tile.rungs)
+    if shape.backend == "reference":
+        queries, keys = min(queries, reference.ROWS), min(keys, reference.COLUMNS)
     return (received, sent), (queries, keys)

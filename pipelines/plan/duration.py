@@ -35,7 +35,9 @@ def step_work(shape: Shape) -> Work:
     model, memory, batch = shape.model, shape.config.memory, shape.config.training.batch
     matrices = matmul_flops(model, batch * shape.length, shape.config.adapter)
     attention = attention_flops(model, float(batch * model.layers * model.heads) * seen_pairs(model, shape.length))
-    balance = busiest_over_mean(work(shape.pattern, shape.length, shape.mesh.ring, shape.mesh.layout))
+    balance = 1.0
+    if model.top_blocks is None:
+        balance = busiest_over_mean(work(shape.pattern, shape.length, shape.mesh.ring, shape.mesh.layout))
     again = {"none": (0, 0), "selective": (1 / 3, 0), "full": (1 / 3, 1 / 3)}[memory.recompute]
     tiles = 0.0
     if memory.mlp_tile is not None:
@@ -66,16 +68,19 @@ def duration(shape: Shape, device: Device, found: Work, sent: list[Flow]) -> Dur
     peak = device.bf16_flops if shape.element < FP32 else device.fp32_flops
     # AdamW reads weights, gradients and both moments, and writes all but the gradients.
     optimizer = 7 * shape.held.trained * FP32
-    waits = 2 * moved(shape, kept(shape)) * shape.held.blocks * shape.micro_steps + (3 * shape.held.weights if shape.config.memory.optimizer == "host" else 0)
+    waits = 2 * moved(shape, kept(shape)) * shape.held.blocks * shape.micro_steps
+    if shape.config.memory.optimizer == "host":
+        waits += 3 * shape.held.weights
     ends = []
     bubble = (shape.micro_steps + shape.mesh.pp - 1) / shape.micro_steps
     for efficiency, link in zip(EFFICIENCY[device.type], LINKS):
         computing = bubble * found.rank / (peak * efficiency) + optimizer / (device.memory_bandwidth * link)
-        seconds = {
-            hidden: sum(flow.inside / device.node_bandwidth + flow.between / device.network_bandwidth for flow in sent if flow.hidden is hidden) / link
-            for hidden in (True, False)
-        }
-        ends.append((computing, seconds[True], seconds[False], waits / (device.host_bandwidth * link)))
+        hidden, exposed = (_seconds([flow for flow in sent if flow.hidden is way], device) / link for way in (True, False))
+        ends.append((computing, hidden, exposed, waits / (device.host_bandwidth * link)))
     slow = sum(ends[0])
     computing, hidden, exposed, host = ends[1]
     return Duration(slow, max(computing, hidden, host) + exposed, computing, hidden, exposed, host)
+
+
+def _seconds(sent: list[Flow], device: Device) -> float:
+    return sum(flow.inside / device.node_bandwidth + flow.between / device.network_bandwidth for flow in sent)

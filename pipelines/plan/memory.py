@@ -64,7 +64,8 @@ def instants(shape: Shape) -> list[Instant]:
         again = 1 if memory.recompute != "none" or shape.restores else 0
         for name, before in (("last", held.blocks - 1), ("first", 0)):
             returning = moved(shape, items) if memory.offload == "host" and before else 0
-            present = [*around, Item("activations", returning, "of the block before, on its way back from host memory"), *gathered(shape, name), *gradients(shape, name), *waiting(before + again), *own, *moment.items]
+            present = [*around, *gathered(shape, name), *gradients(shape, name), *waiting(before + again), *own, *moment.items]
+            present.append(Item("activations", returning, "of the block before, on its way back from host memory"))
             found.append(Instant(f"backward of the {name} block: {moment.name}", present))
     end = Item("block", shape.x if held.outside_trained else 0, "the gradient of the embeddings")
     found.append(Instant("end of backward", [*around, *gathered(shape, "end"), *gradients(shape, "end"), *waiting(0), end]))
@@ -120,7 +121,8 @@ def _loss(shape: Shape) -> list[Item]:
     ]
     if trained:
         items.append(Item("loss", trained * FP32, "the gradient of the head, float32"))
-        items.append(Item("loss", trained * narrow, "a chunk's part of it"))
+        if narrow:  # which a CPU widens before it is added
+            items.append(Item("loss", trained * (narrow + FP32 * (shape.device == "cpu")), "a chunk's part of it"))
     return items
 
 

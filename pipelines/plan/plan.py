@@ -20,9 +20,11 @@ from workers.model.config import padded_vocabulary
 
 @dataclass(frozen=True)
 class Plan:
-    """``stage`` is the number of the run's stage that it is of, None for a run without. ``instants`` are the moments of a step that can be its peak, ``peak`` the largest; ``longest`` is the longest context
-    that fits, in tokens, 0 for none; ``steps`` are the changes that reach further. Bytes are of one rank, of the stage that
-    holds most."""
+    """Of a run, or of its stage number ``stage``; bytes are of one rank, of the pipeline stage that holds most.
+
+    ``instants`` are the moments of a step that can be its peak; ``longest`` is the longest context that fits, in tokens, 0 for
+    none; ``steps`` are the changes that reach further.
+    """
 
     shape: Shape
     device: Device

@@ -16,6 +16,7 @@ from pipelines.plan.parameters import Held, Parameter, of_stage, parameters
 from workers.attention.block import BACKENDS
 from workers.attention.pattern import Pattern
 from workers.attention.plan import Hop, make_plan
+from workers.attention.tile import Tile
 from workers.mesh import MeshSpec
 from workers.model.config import ModelConfig
 from workers.parallel import SMALL_MODEL_BYTES
@@ -169,9 +170,9 @@ class Shape:
         return list(range(ring)) if ring <= 8 else [0, ring // 2, ring - 1]
 
     def hops(self, rank: int) -> list[Hop]:
-        """The hops of a ring rank, tiles as its kernel wants them."""
+        """The hops of a ring rank, tiles as its kernel wants them; those of the plain formula, which are countless, whole."""
         own = self.length // self.mesh.ring
-        split = BACKENDS[self.backend].split
+        split = _whole if self.backend == "reference" else BACKENDS[self.backend].split
         return make_plan(self.pattern, own, own, self.mesh.ring, rank, self.mesh.layout, split)
 
     def row(self, values: int, element: int | None = None) -> int:
@@ -182,3 +183,7 @@ class Shape:
         """The same rank with other keys in a section of its configuration; the mesh stays. Raises ValueError as the section does."""
         section_value = replace(getattr(self.config, section), **keys)
         return replace(self, config=self.config.model_copy(update={section: section_value}))
+
+
+def _whole(tile: Tile, alibi: bool) -> list[Tile]:
+    return [tile]

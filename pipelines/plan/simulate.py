@@ -46,7 +46,9 @@ def mesh_of(shape: Shape, ranks: int) -> Shape:
     mesh = shape.mesh
     others = mesh.world // mesh.ring
     if ranks < 1 or ranks % others:
-        raise ValueError(f"--simulate {ranks} ranks are not a multiple of the mesh without its ring, which is {others}; choose a multiple of {others}")
+        raise ValueError(
+            f"--simulate {ranks} ranks are not a multiple of the mesh without its ring, which is {others}; choose a multiple of {others}"
+        )
     ring = ranks // others
     settings = dataclasses.replace(shape.config.mesh, ring=ring, ulysses=mesh.ulysses, cp=None)
     return dataclasses.replace(shape, config=shape.config.model_copy(update={"mesh": settings}), mesh=dataclasses.replace(mesh, ring=ring))

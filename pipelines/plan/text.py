@@ -42,16 +42,18 @@ def render(plan: Plan, mesh_line: str, parameters_line: str) -> Group:
         verdict(plan),
         "longest context that fits: " + (f"{plan.longest:,} tokens" if plan.longest else "none"),
     ]
+    duration, (slow, quick) = plan.duration, zip(EFFICIENCY[plan.device.type], LINKS)
     step = [
-        f"a step: {plan.work.model:.3g} FLOPs ({plan.work.attention / plan.work.model:.0%} attention), {plan.work.rank:.3g} computed by the busiest rank "
-        f"(attention's balance {plan.work.imbalance:.3f})",
-        f"expected {seconds(plan.duration.quick)} to {seconds(plan.duration.slow)} a step, {tokens / plan.duration.slow:,.0f} to {tokens / plan.duration.quick:,.0f} "
-        f"tokens/s, MFU {low:.0%} to {high:.0%} (assumed: {EFFICIENCY[plan.device.type][0]:.0%} of peak FLOP/s and {LINKS[0]:.0%} of the links with nothing hidden, "
-        f"to {EFFICIENCY[plan.device.type][1]:.0%} and {LINKS[1]:.0%} with ring and weights' traffic hidden)",
+        f"a step: {plan.work.model:.3g} FLOPs ({plan.work.attention / plan.work.model:.0%} attention), {plan.work.rank:.3g} computed by the "
+        f"busiest rank (attention's balance {plan.work.imbalance:.3f})",
+        f"expected {seconds(duration.quick)} to {seconds(duration.slow)} a step, {tokens / duration.slow:,.0f} to {tokens / duration.quick:,.0f} "
+        f"tokens/s, MFU {low:.0%} to {high:.0%} (assumed: {slow[0]:.0%} of peak FLOP/s and {slow[1]:.0%} of the links with nothing hidden, "
+        f"to {quick[0]:.0%} and {quick[1]:.0%} with ring and weights' traffic hidden)",
     ]  # fmt: skip
     parts = [*lines, _memory_table(plan)]
     if plan.host_bytes:
-        parts.append(f"besides, {size(plan.host_bytes)} a rank wait {'in host memory' if shape.config.memory.offload == 'host' else 'on disk'} for backward")
+        where = "in host memory" if shape.config.memory.offload == "host" else "on disk"
+        parts.append(f"besides, {size(plan.host_bytes)} a rank wait {where} for backward")
     if plan.flows:
         parts.append(_traffic_table(plan))
     parts += step
@@ -59,6 +61,8 @@ def render(plan: Plan, mesh_line: str, parameters_line: str) -> Group:
         parts.append(_steps_table(plan))
     if plan.simulation is not None:
         parts += _simulation(plan.simulation)
+        if shape.model.top_blocks is not None:
+            parts.append("which blocks are chosen only the tokens tell: the schedule is that of all blocks, the most that a choice can ask for")
     return Group(*parts)
 
 
@@ -88,13 +92,14 @@ def _simulation(found: Simulation) -> list:
     mesh = found.mesh
     table = _table(f"ring of {mesh.ring} ({mesh.layout})", "hop", "most pairs", "mean pairs", "rows", "forward", "backward")
     for first, last, hop in _alike(found.hops):
-        table.add_row(
-            str(first) if first == last else f"{first}–{last}", f"{hop.most_pairs:,}", f"{hop.mean_pairs:,.0f}", f"{hop.rows:,}", size(hop.forward_bytes), size(hop.backward_bytes)
-        )
+        figures = f"{hop.most_pairs:,}", f"{hop.mean_pairs:,.0f}", f"{hop.rows:,}", size(hop.forward_bytes), size(hop.backward_bytes)
+        table.add_row(str(first) if first == last else f"{first}–{last}", *figures)
     return [
         table,
-        f"{mesh.world} ranks: the busiest rank computes {found.balance:.3f} of the mean; with every hop as long as its busiest rank, {found.critical:.3f}",
-        f"one tiny attention on {mesh.ring} emulated ring ranks equals one rank's: output within {found.error:.1e}, gradients within {found.gradient_error:.1e}",
+        f"{mesh.world} ranks: the busiest rank computes {found.balance:.3f} of the mean; with every hop as long as its busiest rank, "
+        f"{found.critical:.3f}",
+        f"one tiny attention on {mesh.ring} emulated ring ranks equals one rank's: output within {found.error:.1e}, gradients within "
+        f"{found.gradient_error:.1e}",
     ]
 
 
@@ -120,15 +125,19 @@ def as_values(plan: Plan) -> dict:
     """The plan as JSON holds it; bytes and seconds."""
     shape, mesh = plan.shape, plan.shape.mesh
     value = {
-        "parameters": plan.total, "trainable": plan.trainable, "tokens": shape.length, "tokens_per_rank": shape.tokens, "device": plan.device.name, "stage": plan.stage,
+        "parameters": plan.total, "trainable": plan.trainable, "stage": plan.stage, "device": plan.device.name,
+        "tokens": shape.length, "tokens_per_rank": shape.tokens,
         "mesh": {axis: getattr(mesh, axis) for axis in ("dp", "replicate", "pp", "ring", "ulysses", "tp", "layout")}, "ranks": mesh.world,
-        "fits": plan.fits, "verdict": verdict(plan), "capacity_bytes": plan.device.memory, "peak_bytes": plan.peak.bytes, "peak_moment": plan.peak.name,
-        "memory": plan.peak.by_kind(), "moments": {instant.name: instant.bytes for instant in plan.instants}, "elsewhere_bytes": plan.host_bytes,
+        "fits": plan.fits, "verdict": verdict(plan), "capacity_bytes": plan.device.memory,
+        "peak_bytes": plan.peak.bytes, "peak_moment": plan.peak.name, "memory": plan.peak.by_kind(),
+        "moments": {instant.name: instant.bytes for instant in plan.instants}, "elsewhere_bytes": plan.host_bytes,
         "traffic": {flow.kind: {"inside": flow.inside, "between": flow.between} for flow in plan.flows},
         "flops": plan.work.model, "attention_flops": plan.work.attention, "rank_flops": plan.work.rank, "imbalance": plan.work.imbalance,
-        "seconds": [plan.duration.quick, plan.duration.slow],
-        "longest_context": plan.longest,
-        "steps": [{"change": s.change, "set": s.settings, "peak_bytes": s.bytes, "longest_context": s.longest, "ranks": s.ranks} for s in plan.steps],
+        "seconds": [plan.duration.quick, plan.duration.slow], "longest_context": plan.longest,
+        "steps": [
+            {"change": step.change, "set": step.settings, "peak_bytes": step.bytes, "longest_context": step.longest, "ranks": step.ranks}
+            for step in plan.steps
+        ],
     }  # fmt: skip
     if plan.simulation is not None:
         found = plan.simulation

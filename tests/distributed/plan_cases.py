@@ -20,8 +20,11 @@ def held(spec: MeshSpec, job: Job) -> tuple[int, int, int]:
 def sent(spec: MeshSpec, job: Job) -> int:
     """Bytes that attention of this rank sends in one step."""
     mesh, context = spec.build("cpu"), job.training.context
-    windows = (lambda first: (window(number, context, packed=False) for number in range(first + mesh.dp_rank, 99, spec.dp))) if mesh.is_leader else None
-    train(job, mesh, windows)
+
+    def windows(first: int):
+        return (window(number, context, packed=False) for number in range(first + mesh.dp_rank, 99, spec.dp))
+
+    train(job, mesh, windows if mesh.is_leader else None)
     return mesh.traffic.bytes_sent
 
 

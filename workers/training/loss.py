@@ -41,8 +41,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 narrow = logits.to(hidden.dtype)
                 torch.mm(narrow, weight, out=grad_hidden[chunk])
                 if grad_weight is None:  # a frozen head
-                    continue
-                if grad_weight.dtype == narrow.dtype:
+                    pass
+                elif grad_weight.dtype == narrow.dtype:
                     grad_weight.addmm_(narrow.t(), hidden[chunk])
                 else:
                     grad_weight += narrow.t() @ hidden[chunk]
