@@ -211,7 +211,7 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
     """
     tree = _read(source) if source is not None else {}
     preset = tree.pop("model", {}) if source in presets() else {}
-    assigned = []
+    assigned, whole = [], set(tree.get("model", {}))
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         *sections, name = key.strip().split(".")
@@ -230,6 +230,8 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
                 raise ValueError(f"section {section!r} is {keys!r}; it must hold keys")
         keys[name] = parsed
         assigned.append([*sections, name])
+        if sections == ["model"]:
+            whole.add(name)
     stages = tree.pop("stages", [])
     _check_keys(tree)
     _check_stages(stages)
@@ -239,7 +241,10 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
                 f"--set {section}.{name} has no effect, for every stage has its own; change the stages (--set 'stages=[…]'), "
                 "or leave them out (--set 'stages=[]')"
             )
-    tree["model"] = {**_starting_model(tree, preset), **tree.get("model", {})}
+    starting, own = _starting_model(tree, preset), tree.get("model", {})
+    for name in {key[1] for key in assigned if key[0] == "model" and len(key) > 2} - whole:
+        own[name] = {**(starting.get(name) or {}), **own[name]}  # a key of a key changes that alone
+    tree["model"] = {**starting, **own}
     config = _validated({**tree, "stages": stages})
     config.each_stage()
     return config

@@ -7,6 +7,7 @@ import yaml
 
 from pipelines.config import SECTIONS, Config, load_config, presets
 from workers.model.config import ModelConfig
+from workers.model.positions import RopeScaling
 
 
 def refusal(source, *assignments) -> str:
@@ -84,6 +85,15 @@ def test_keys_of_keys_are_read_changed_and_printed(file):
     assert load_config(file(config.to_yaml()), ("model.rope_scaling=",)).model.rope_scaling is None
     one_by_one = ("model.rope_scaling.rope_type=linear", "model.rope_scaling.factor=2")
     assert load_config(file("model: {rope_scaling: }"), one_by_one).model.rope_scaling.factor == 2
+
+
+def test_a_key_of_a_key_changes_that_alone_in_a_preset_and_the_whole_replaces_it(file):
+    name = "long_context/llama-3.1-8b-1m"
+    before, after = (load_config(name, settings).model.rope_scaling for settings in ((), ("model.rope_scaling.factor=64", "model.rope_scaling.beta_fast=8")))
+    assert after == dataclasses.replace(before, factor=64.0, beta_fast=8.0) != before
+    linear = ("model.rope_scaling={rope_type: linear, factor: 2}", "model.rope_scaling.factor=3")
+    assert load_config(name, linear).model.rope_scaling == RopeScaling("linear", factor=3.0)
+    assert load_config(file(f"model: {{rope_scaling: {YARN}}}"), linear[1:]).model.rope_scaling.rope_type == "yarn"
 
 
 @pytest.mark.parametrize(

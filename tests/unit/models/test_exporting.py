@@ -152,6 +152,12 @@ def test_keys_that_change_no_shape_can_be_set(tmp_path, model, own_store):
     job = prepare(config, tmp_path / "run").job
     assert (job.model.window, job.model.rope_scaling.factor, job.model.dim) == (32, 4, 32)
     assert job.init == model
+    yarn = json.loads((model / "config.json").read_text()) | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}}
+    shutil.copytree(model, tmp_path / "scaled")
+    (tmp_path / "scaled/config.json").write_text(json.dumps(yarn))
+    config = load_config("code_completion/tiny", (*start, f"checkpoint.init={tmp_path / 'scaled'}", "model.rope_scaling.factor=4"))
+    scaling = config.model.rope_scaling
+    assert (scaling.rope_type, scaling.factor, scaling.original_max_position_embeddings) == ("yarn", 4, 256)
     # A recipe chooses positions; what the norms add to a variance goes with the weights that were trained with it.
     config = load_config("long_context/qwen2.5-coder-7b-256k", (*start, "stages=[]"))
     assert (config.model.rope_theta, config.model.norm_eps) == (1e6, read_config(model)["rms_norm_eps"]) != (1e6, 1e-6)
