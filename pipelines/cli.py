@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 the input was wrong.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -32,11 +33,12 @@ class Stop(click.ClickException):
 
 @contextlib.contextmanager
 def wrong_input():
-    """What is raised inside, before any work starts, is the user's to mend."""
+    """What is raised inside, before any work starts, is the user's to mend; a full disk is a failure."""
     try:
         yield
     except (ValueError, OSError) as error:
-        raise Stop(str(error), WRONG_INPUT) from error
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise Stop(str(error), FAILED if full else WRONG_INPUT) from error
 
 
 def _answer(as_json: bool, value: dict, text, stdout=None) -> None:

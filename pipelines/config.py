@@ -170,7 +170,7 @@ class Config(BaseModel):
 
     def _with(self, stage: dict) -> Config:
         tree = self.model_dump(exclude={"stages"})
-        config = _validated({**tree, **{section: tree[section] | keys for section, keys in stage.items() if section != "tokens"}})
+        config = _validated(_changed(tree, {section: keys for section, keys in stage.items() if section != "tokens"}))
         if name := self.model.other_weights(config.model):
             raise ValueError(
                 f"model.{name} is {getattr(config.model, name)} here and {getattr(self.model, name)} above; "
@@ -180,6 +180,12 @@ class Config(BaseModel):
             return config
         steps = math.ceil(stage["tokens"] / (config.training.batch * config.training.context))
         return config.model_copy(update={"training": dataclasses.replace(config.training, steps=steps)})
+
+
+def _changed(tree: dict, changes: dict) -> dict:
+    """``tree`` with other values for the keys that ``changes`` names, at any depth."""
+    inside = {key: _changed(tree[key], value) if isinstance(value, dict) and isinstance(tree.get(key), dict) else value for key, value in changes.items()}
+    return {**tree, **inside}
 
 
 SECTIONS = [section for section, info in Config.model_fields.items() if dataclasses.is_dataclass(info.annotation)]

@@ -59,6 +59,7 @@ def _rank_main(pipe):
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     torch.set_num_threads(1)
     while True:
@@ -71,5 +72,8 @@ def _rank_main(pipe):
                 pipe.send((True, case(**arguments)))
             finally:
                 dist.destroy_process_group()
+                # DTensor remembers meshes, and takes one of an earlier case for an equal one of now: its groups are gone, and
+                # their names are other groups'.
+                _clear_sharding_prop_cache()
         except Exception:
             pipe.send((False, traceback.format_exc()))

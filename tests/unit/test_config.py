@@ -283,6 +283,11 @@ stages:
         config = load_config(None, ("stages=[{training: {steps: 3}}, {tokens: 9000}]", "training.batch=1"))
         assert [stage.training.steps for stage in config.each_stage()] == [3, 3]
 
+    def test_a_key_of_a_key_changes_that_alone(self, file):
+        config = load_config(file(f"model: {{rope_scaling: {YARN}}}\nstages:\n- {{model: {{rope_scaling: {{factor: 8}}}}}}"))
+        (stage,) = config.each_stage()
+        assert stage.model.rope_scaling == dataclasses.replace(config.model.rope_scaling, factor=8.0)
+
     def test_an_assignment_that_every_stage_overrides_is_refused(self, file):
         path = file("stages:\n- {training: {context: 64, steps: 3}}\n- {tokens: 900, training: {context: 128}}\n")
         for assignment in ("training.context=32", "training.steps=9"):
