@@ -57,7 +57,8 @@ CASES = {
 }
 PROCESSES = {
     f"{mesh or 'one'} {precision}": dict(
-        model={"dim": 32, "layers": 2, "heads": 2, "ffn_dim": 64, "vocab_size": 256}, mesh=mesh, training={"context": 64, "batch": 2, "precision": precision}
+        model={"dim": 32, "layers": 2, "heads": 2, "ffn_dim": 64, "vocab_size": 256},
+        mesh=mesh, training={"context": 64, "batch": 2, "precision": precision},
     )
     for mesh in ({}, {"ring": 2}, {"tp": 2}, {"dp": 2})
     for precision in ("fp32", "bf16")
@@ -77,7 +78,8 @@ def measured(case: dict, heap: bool) -> int:
     with tempfile.TemporaryDirectory() as run:
         ranks = launch(
             "training_run", config.mesh_spec().world, environment=None if heap else GIVE_BACK, run=run,
-            model=case["model"], training={"steps": 2, **case["training"]}, mesh=case.get("mesh", {}), memory=case.get("memory"), adapter=case.get("adapter"),
+            model=case["model"], training={"steps": 2, **case["training"]}, mesh=case.get("mesh", {}),
+            memory=case.get("memory"), adapter=case.get("adapter"),
         )  # fmt: skip
     return max(rank["whole_peak_bytes"] for rank in ranks)
 
@@ -99,13 +101,14 @@ def main() -> int:
         except MeasurementFailed as error:
             print(f"FAILED {name}: {error}", file=sys.stderr)
             return 1
-        row = {"case": name, "planned_mib": plan / MIB, "measured_mib": found / MIB, "error": plan / found - 1, "above": (plan - process) / (found - process) - 1}
-        rows.append(row)
-        print(f"{name:<20} {row['planned_mib']:8.1f} {row['measured_mib']:9.1f} {row['error']:+7.1%} {row['above']:+18.1%}  {moment}", file=sys.stderr, flush=True)
+        error, above = plan / found - 1, (plan - process) / (found - process) - 1
+        rows.append({"case": name, "planned_mib": plan / MIB, "measured_mib": found / MIB, "error": error, "above": above})
+        print(f"{name:<20} {plan / MIB:8.1f} {found / MIB:9.1f} {error:+7.1%} {above:+18.1%}  {moment}", file=sys.stderr, flush=True)
     load.append(os.getloadavg()[0])
     worst = max(rows, key=lambda row: abs(row["error"]))
     holds = abs(worst["error"]) <= LIMIT
-    print(f"{'holds ' if holds else 'FAILED'} within {LIMIT:.0%}: the worst of {len(rows)}, {worst['case']}, is {worst['error']:+.1%} off", file=sys.stderr)
+    verdict = f"within {LIMIT:.0%}: the worst of {len(rows)}, {worst['case']}, is {worst['error']:+.1%} off"
+    print(f"{'holds ' if holds else 'FAILED'} {verdict}", file=sys.stderr)
     print(json.dumps({"benchmark": "plan", "heap": options.heap, "load": load, "rows": rows, "holds": holds}))
     return 1 if options.check and not options.process and not holds else 0
 

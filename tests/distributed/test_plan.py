@@ -22,9 +22,9 @@ MESHES = {
     "one": {},
     "ring": {"ring": 2},
     "tensor": {"tp": 2},
-    "copies": {"dp": 4, "replicate": 2},
+    "copies": {"dp": 2, "replicate": 2},
     "ring and tensor": {"ring": 2, "tp": 2},
-    "stages": {"pp": 2, "ulysses": 2},
+    "stages": {"pp": 2},
 }
 VARIANTS = (
     {},
