@@ -6,6 +6,7 @@ group of the asked size. An exception on any rank is raised in the test, with th
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -75,5 +76,6 @@ def _rank_main(pipe):
                 # DTensor remembers meshes, and takes one of an earlier case for an equal one of now: its groups are gone, and
                 # their names are other groups'.
                 _clear_sharding_prop_cache()
+                gc.collect()  # a model and its mesh are a cycle, which holds every group's threads and sockets
         except Exception:
             pipe.send((False, traceback.format_exc()))
