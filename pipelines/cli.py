@@ -359,7 +359,7 @@ def bench_attention(out, as_json, verbose, **options) -> None:
 @click.option("--store", metavar="FOLDER", help="A token store to learn from; by default the bytes of this Python's standard library.")
 @click.option("--context", default=256, show_default=True, help="L, the tokens that the models are trained at.")
 @click.option("--multiples", default="1,2,4,8,16", show_default=True, metavar="N,...", help="Multiples of L at which they are scored.")
-@click.option("--steps", default=800, show_default=True, help="Training steps of each model.")
+@click.option("--steps", default=600, show_default=True, help="Training steps of each model.")
 @click.option("--batch", default=8, show_default=True, help="Sequences of a step.")
 @click.option("--dim", default=128, show_default=True)
 @click.option("--layers", default=4, show_default=True)

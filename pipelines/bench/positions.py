@@ -28,7 +28,7 @@ class Options:
     store: str | None = None
     context: int = 256
     multiples: str = "1,2,4,8,16"
-    steps: int = 800
+    steps: int = 600
     batch: int = 8
     dim: int = 128
     layers: int = 4
@@ -140,6 +140,10 @@ def figure(result: dict) -> "Figure":
     bottom.set_yscale("log")
     ticks = sorted({row["tokens"] for row in rows})
     bottom.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    bottom.minorticks_off()
+    highest = max(row["ratio"] for row in rows)
+    ratios = [ratio for ratio in (1, 1.5, 2, 3, 4, 6, 8, 16, 32) if ratio <= highest]
+    bottom.set_yticks(ratios, [f"{ratio:g}" for ratio in ratios])
     bottom.set_xlabel("tokens of a window")
     bottom.set_ylabel("perplexity / that at the trained length")
     for axes in (top, bottom):
