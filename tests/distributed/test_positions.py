@@ -18,7 +18,7 @@ ENCODINGS = {
     "longrope": dict(rope_scaling=dict(rope_type="longrope", factor=6.0, original_max_position_embeddings=ORIGINAL, **FACTORS)),
     "sinusoidal": dict(positions="sinusoidal"),
 }
-STEPS = with_steps(4, batch=4, micro_batch=2)
+STEPS = with_steps(4, batch=2, micro_batch=2)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_the_mesh_changes_nothing_but_speed(world, plain, tmp_path, encoding):
     model = dataclasses.replace(SHARP, **ENCODINGS[encoding])
     world.run(run_training, ranks=1, spec=MeshSpec(), run=str(tmp_path / "one"), model=model, training=STEPS, held_out=2)
     assert max(abs(a / b - 1) for a, b in zip(losses(tmp_path / "one"), plain)) > 1e-4  # the encoding matters in these runs
-    for name, spec, micro_batch in (("ring-tp", MeshSpec(ring=2, tp=2), 1), ("contiguous", MeshSpec(dp=2, ring=2, layout="contiguous"), 2)):
+    for name, spec, micro_batch in (("ring-tp", MeshSpec(ring=2, tp=2), 2), ("contiguous", MeshSpec(dp=2, ring=2, layout="contiguous"), 1)):
         training = dataclasses.replace(STEPS, micro_batch=micro_batch)
         run = tmp_path / name
         world.run(run_training, ranks=spec.world, spec=spec, run=str(run), model=model, training=training, held_out=2 // spec.dp)
