@@ -1,7 +1,7 @@
 """``config.json`` of a Hugging Face model folder ↔ ``ModelConfig``.
 
 Both of the ways in which transformers writes rotary positions are read: ``rope_theta`` and ``rope_scaling`` (to version 4),
-``rope_parameters`` (from version 5). The first is written, which every version reads. What a config asks for and this
+``rope_parameters`` (from version 5). The first is written; version 5 reads it, too. What a config asks for and this
 decoder does not do is refused by name: a model that loads and computes something else is worse than one that does not load.
 """
 
