@@ -16,10 +16,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from workers.model.config import ModelConfig
-from workers.model.decoder import Decoder, generator_of, set_parameter
+from workers.model.decoder import OWN_OF_ATTENTION, Decoder, generator_of, set_parameter
 from workers.model.layers import local_part
-
-OWN_OF_ATTENTION = ("memory_k", "memory_v", "pool")  # no base has them, so they always train
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from workers.model.config import ModelConfig
 from workers.model.layers import MLP, RMSNorm
 from workers.model.positions import Sinusoids, rotary_table, rotate
 
+# Learnt by attention of models that see otherwise: no published model, and so no file and no adapter's base, has them.
+OWN_OF_ATTENTION = ("self_attn.memory_k", "self_attn.memory_v", "self_attn.pool")
+
 
 class Attention(nn.Module):
     """Projections, rotary positions, and ``attend``. ``mesh`` and ``backend`` are set when the model is parallelized.

@@ -11,12 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from workers.model.config import ModelConfig
-from workers.model.decoder import Decoder
+from workers.model.decoder import OWN_OF_ATTENTION, Decoder
 from workers.model.huggingface.config import from_huggingface, read_config, to_huggingface
 from workers.model.huggingface.folder import SHARD_BYTES, FolderTensors, Sizes, new_folder, write_folder
 
 BUFFERS = "rotary_emb.inv_freq"  # what old versions of transformers saved beside the weights
-OURS_ALONE = ("self_attn.memory_k", "self_attn.memory_v", "self_attn.pool")  # learnt by models that see otherwise; no file has them
 
 
 def their_name(name: str) -> str:
@@ -37,7 +36,7 @@ def check_sizes(sizes: Sizes, config: ModelConfig, where: Path) -> None:
         model = Decoder(config)
     wanted = {their_name(name): tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name, shape in wanted.items():
-        if name.endswith(OURS_ALONE):
+        if name.endswith(OWN_OF_ATTENTION):
             continue
         if name not in sizes:
             raise ValueError(f"{where} has no tensor {name}, which this model needs")
