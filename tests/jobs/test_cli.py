@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from pipelines.cli import main
 from tests.conftest import BIN, ROOT, last_json, ringspan
-from tests.unit.code_completion.test_complete import untrained_run
+from tests.unit.untrained import SMALL, untrained_run
 
 SMALL = ("training.context=64", "training.steps=2", "model.dim=32", "model.layers=1", "model.ffn_dim=64", "mesh.ring=1")
 
@@ -50,7 +50,7 @@ def settings(*assignments) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, code_store):
     """A run of two steps out of two, with a checkpoint."""
-    return untrained_run(tmp_path_factory.mktemp("runs") / "finished", code_store)
+    return untrained_run(tmp_path_factory.mktemp("runs") / "finished", f"corpus.store={code_store}", *SMALL)
 
 
 @pytest.fixture

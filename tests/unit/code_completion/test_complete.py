@@ -5,40 +5,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from pipelines.code_completion.complete import complete
 from pipelines.config import load_config
 from pipelines.models.source import checkpoint_of
-from pipelines.train import _write_run_folder, prepare
+from tests.unit.untrained import SMALL, untrained_run
 from workers.inference import generate as generation
-from workers.mesh import MeshSpec
-from workers.training.checkpoint import Checkpointer, Progress
-from workers.training.loop import build_model
-from workers.training.optimizer import build_optimizer
-
-SETTINGS = ("training.context=64", "training.steps=2", "model.dim=32", "model.layers=1", "model.ffn_dim=64", "mesh.ring=1")
-
-
-def untrained_run(folder: Path, store: Path) -> Path:
-    """A run folder with a checkpoint of step 2 that no step has touched: everything but the training is real."""
-    prepared = prepare(load_config("code_completion/tiny", (f"corpus.store={store}", *SETTINGS)), folder)
-    _write_run_folder(prepared)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
-    try:
-        job = prepared.job
-        model = build_model(job, MeshSpec().build("cpu"))
-        saver = Checkpointer(job.checkpoint_folder, 2, job.model)
-        saver.save(Progress(step=2, sequences=2), model, build_optimizer(model, job.training))
-        saver.finish()
-    finally:
-        dist.destroy_process_group()
-    return folder
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, code_store):
-    return untrained_run(tmp_path_factory.mktemp("runs") / "untrained", code_store)
+    return untrained_run(tmp_path_factory.mktemp("runs") / "untrained", f"corpus.store={code_store}", *SMALL)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pipelines.code_completion.complete import complete
 from pipelines.config import load_config
@@ -19,39 +18,17 @@ from pipelines.models.importing import import_model
 from pipelines.models.source import open_source
 from pipelines.train import _write_run_folder, prepare
 from tests.unit.models import small
+from tests.unit.untrained import SHORT, SMALL, untrained_run
 from workers.attention import Pattern
 from workers.inference.generate import load_decoder
-from workers.mesh import MeshSpec
 from workers.model import load_pretrained
 from workers.model.huggingface import FolderTensors, read_config
-from workers.training.checkpoint import Checkpointer, Progress
-from workers.training.loop import build_model
-from workers.training.optimizer import build_optimizer
-
-SETTINGS = ("training.context=64", "training.steps=2", "mesh.ring=1")
-BYTES = ("model.dim=32", "model.layers=1", "model.ffn_dim=64")
 
 
 def store(folder: Path, tokenizer) -> Path:
     folder.mkdir()
     result = ingest.build_shard(folder, 0, find_code([Path(__file__).parent])[0], tokenizer)
     write_manifest(folder, tokenizer, [Shard(**result["shard"])], result["skipped"])
-    return folder
-
-
-def run_of(folder: Path, *settings: str, resume: Path | None = None) -> Path:
-    """A run folder with a checkpoint of step 2 that no step has touched: everything but the training is real."""
-    prepared = prepare(load_config("code_completion/tiny", (*SETTINGS, *settings)), folder, resume)
-    _write_run_folder(prepared)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
-    try:
-        job = prepared.job
-        model = build_model(job, MeshSpec().build("cpu"))
-        saver = Checkpointer(job.checkpoint_folder, 2, job.model)
-        saver.save(Progress(step=2, sequences=2), model, build_optimizer(model, job.training))
-        saver.finish()
-    finally:
-        dist.destroy_process_group()
     return folder
 
 
@@ -90,7 +67,7 @@ def logits(model):
 )
 def test_transformers_opens_a_run(tmp_path, byte_store, fields, architecture):
     transformers = pytest.importorskip("transformers")
-    run = run_of(tmp_path / "run", f"corpus.store={byte_store}", *BYTES, *fields)
+    run = untrained_run(tmp_path / "run", f"corpus.store={byte_store}", *SMALL, *fields)
     result = export_model(run, tmp_path / "out")
     assert (result.architecture, result.dtype) == (architecture, "float32")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -122,7 +99,7 @@ def test_a_model_folder_goes_out_as_it_came_in(tmp_path, model):
 def test_a_run_starts_from_a_model_folder_and_goes_out_like_it(tmp_path, model, own_store, caplog):
     gone = tmp_path / "gone"
     shutil.copytree(model, gone)
-    run = run_of(tmp_path / "run", f"corpus.store={own_store}", f"checkpoint.init={gone}")
+    run = untrained_run(tmp_path / "run", f"corpus.store={own_store}", f"checkpoint.init={gone}")
     config = load_config(str(run / "config.yaml"))
     assert config.model == load_pretrained(model).config  # not the preset's
     assert config.checkpoint.init == str(gone)
@@ -147,7 +124,7 @@ def test_a_run_starts_from_a_model_folder_and_goes_out_like_it(tmp_path, model, 
 
 
 def test_keys_that_change_no_shape_can_be_set(tmp_path, model, own_store):
-    start = (f"corpus.store={own_store}", f"checkpoint.init={model}", *SETTINGS)
+    start = (f"corpus.store={own_store}", f"checkpoint.init={model}", *SHORT)
     config = load_config("code_completion/tiny", (*start, "model.window=32", "model.rope_scaling={rope_type: linear, factor: 4}"))
     job = prepare(config, tmp_path / "run").job
     assert (job.model.window, job.model.rope_scaling.factor, job.model.dim) == (32, 4, 32)
@@ -180,12 +157,12 @@ def test_a_start_that_does_not_fit_is_said_in_one_line(tmp_path, model, own_stor
         (("checkpoint.init=7", f"corpus.store={own_store}"), "checkpoint.init is 7"),
     ]:
         with pytest.raises(ValueError, match=named) as caught:
-            prepare(load_config("code_completion/tiny", (*SETTINGS, *settings)), tmp_path / "run")
+            prepare(load_config("code_completion/tiny", (*SHORT, *settings)), tmp_path / "run")
         assert "\n" not in str(caught.value)
 
 
 def test_what_transformers_does_not_compute_is_not_written(tmp_path, byte_store):
-    run = run_of(tmp_path / "run", f"corpus.store={byte_store}", *BYTES, "model.sinks=2", "model.window=16")
+    run = untrained_run(tmp_path / "run", f"corpus.store={byte_store}", *SMALL, "model.sinks=2", "model.window=16")
     with pytest.raises(ValueError, match="model.sinks = 2 has no counterpart in LlamaForCausalLM.*cannot be exported"):
         export_model(run, tmp_path / "out")
     for path in (tmp_path / "nothing", tmp_path):

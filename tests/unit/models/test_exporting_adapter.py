@@ -12,7 +12,8 @@ from pipelines.models.exporting import export_adapter, export_model
 from pipelines.models.importing import import_model
 from pipelines.train import _write_run_folder, prepare
 from tests.unit.models import small
-from tests.unit.models.test_exporting import SETTINGS, logits, store
+from tests.unit.models.test_exporting import logits, store
+from tests.unit.untrained import SHORT
 from workers.mesh import MeshSpec
 from workers.model import load_pretrained
 from workers.model.huggingface import FolderTensors
@@ -30,7 +31,7 @@ def trained(tmp_path_factory):
     small.folder(folder / "theirs", tie_embeddings=True)
     import_model(folder / "theirs", folder / "base", special_tokens=True)
     corpus = store(folder / "store", load_tokenizer(folder / "base"))
-    settings = (*SETTINGS, f"corpus.store={corpus}", f"checkpoint.init={folder / 'base'}", *PARTS)
+    settings = (*SHORT, f"corpus.store={corpus}", f"checkpoint.init={folder / 'base'}", *PARTS)
     prepared = prepare(load_config("code_completion/tiny", settings), folder / "run")
     _write_run_folder(prepared)
     job = prepared.job
