@@ -23,7 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from cluster import feed
 from workers.attention.block import BACKENDS
 from workers.mesh import MeshSpec
-from workers.parallel.memory import grow_segments
+from workers.parallel.memory import grow_segments, return_pages
 from workers.training import checkpoint as checkpoints
 from workers.training.guard import Diverged
 from workers.training.loop import STOP_FILE, Job, train
@@ -234,6 +234,7 @@ def _rank(arguments: dict) -> dict:
         grow_segments()
         torch.cuda.set_device(ray.train.torch.get_device())
     else:
+        return_pages()
         torch.set_num_threads(arguments["threads"])
     mesh = spec.build(device)
     _check_placement(mesh)

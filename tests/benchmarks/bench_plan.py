@@ -7,9 +7,8 @@ beside the plan's. Errors are of the whole, and of what stands above a process w
 changes (``memory.PROCESS``, measured with ``--process``: none of the cases). ``--check`` exits 1 when an error of the whole is
 more than ``LIMIT``.
 
-Ranks run with MALLOC_MMAP_THRESHOLD_ at one megabyte, so that glibc gives a tensor's pages back when it is freed. Left alone
-it raises the threshold to 32 MiB, and tensors below live in a heap with holes, the more the longer a run: ``--heap`` shows by
-how much. A table on stderr, one JSON object as the last line of stdout.
+Ranks give a tensor's pages back when it is freed, as in a run (``memory.return_pages``). ``--heap`` shows what they would
+hold without: MALLOC_MMAP_THRESHOLD_ at the 32 MiB that glibc grows it to. A table on stderr, one JSON object as the last line of stdout.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.benchmarks.common import MeasurementFailed, launch
 
 LIMIT = 0.10
 MIB = 1 << 20
-GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+HEAP = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 NARROW = {"dim": 256, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 1024, "vocab_size": 4096}
 WORDS = {"dim": 384, "layers": 3, "heads": 6, "ffn_dim": 1024, "vocab_size": 16384}
@@ -77,7 +76,7 @@ def measured(case: dict, heap: bool) -> int:
     config = Config.model_validate(case)
     with tempfile.TemporaryDirectory() as run:
         ranks = launch(
-            "training_run", config.mesh_spec().world, environment=None if heap else GIVE_BACK, run=run,
+            "training_run", config.mesh_spec().world, environment=HEAP if heap else None, run=run,
             model=case["model"], training={"steps": 2, **case["training"]}, mesh=case.get("mesh", {}),
             memory=case.get("memory"), adapter=case.get("adapter"),
         )  # fmt: skip
@@ -87,7 +86,7 @@ def measured(case: dict, heap: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--heap", action="store_true", help="leave glibc's heap as it is")
+    parser.add_argument("--heap", action="store_true", help="let tensors below 32 MiB live in glibc's heap")
     parser.add_argument("--process", action="store_true", help="measure processes with next to no model instead")
     parser.add_argument("--check", action="store_true", help="exit 1 when an error is above the limit")
     options = parser.parse_args()

@@ -24,7 +24,7 @@ from workers.mesh import MeshSpec
 from workers.model import ModelConfig
 from workers.model.adapter import AdapterConfig
 from workers.model.decoder import set_parameter
-from workers.parallel.memory import MemoryConfig
+from workers.parallel.memory import MemoryConfig, return_pages
 from workers.training.checkpoint import Checkpointer, Progress, latest
 from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.loop import Job, build_model, train
@@ -222,6 +222,7 @@ BODIES = {"write_start": write_start, "training_run": training_run, "loss_run": 
 
 def _rank_main(body: str, arguments: str) -> None:
     torch.set_num_threads(1)
+    return_pages()
     dist.init_process_group(
         "gloo", init_method=f"file://{os.environ['STORE']}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
     )

@@ -1,6 +1,9 @@
 """What a forward pass leaves behind for backward under each switch, and that gradients stay what they were."""
 
 import gc
+import platform
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -115,3 +118,25 @@ def test_host_memory_is_refused_on_cpus():
         memory.check_device("cuda")
         with pytest.raises(ValueError, match=f"memory.{name} is 'host', but this run is on CPUs.*; {instead}"):
             memory.check_device("cpu")
+
+
+HOLES = """
+import torch
+from workers.parallel.memory import return_pages
+{first}
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
+torch.ones(4 << 20)
+before = resident()
+tensors = [torch.ones(1 << 19) for _ in range(200)]
+tensors = tensors[-1:]
+print((resident() - before) >> 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_the_memory_of_freed_tensors_goes_back_to_the_system():
+    left = [
+        int(subprocess.run([sys.executable, "-c", HOLES.format(first=first)], capture_output=True, text=True, check=True).stdout)
+        for first in ("return_pages()", "")
+    ]
+    assert left[0] < 20 and left[1] > 300, f"MiB resident after 398 of 400 MiB were freed, with and without: {left}"
