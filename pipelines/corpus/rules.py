@@ -117,15 +117,20 @@ def excluded_folder(below: str) -> str | None:
     return rule and f"excluded folder: {rule}"
 
 
+def is_source_name(path: str) -> bool:
+    """Whether a file's last part is the name of a source file, or ends like one."""
+    name = path.rpartition("/")[2]
+    return os.path.splitext(name)[1].lower() in SOURCE_EXTENSIONS or name in SOURCE_NAMES
+
+
 def unwanted_name(below: str) -> str | None:
     """Why a file, by its path below the root, is no source file to keep, or None."""
     for kind, rule, pattern in _NAME_RULES:
         if pattern.search(below):
             return f"{kind}: {rule}"
-    name = below.rpartition("/")[2]
-    extension = os.path.splitext(name)[1].lower()
-    if extension in SOURCE_EXTENSIONS or name in SOURCE_NAMES:
+    if is_source_name(below):
         return None
+    extension = os.path.splitext(below)[1].lower()
     if extension in BINARY:
         return f"binary: {extension}"
     return f"not a source file: {extension or 'no extension'}"
