@@ -204,6 +204,8 @@ def _each(tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
     block = tar.fileobj.read(tarfile.BLOCKSIZE)
     if block.strip(b"\0") or 0 < len(block) < tarfile.BLOCKSIZE:
         raise tarfile.ReadError(f"no header at byte {tar.offset:,}")
+    while tar.fileobj.read(1 << 20):
+        pass  # the checksum of a compressed file stands at its end
 
 
 def _tar_members(path: str) -> Iterator[Member]:

@@ -15,7 +15,7 @@ from pipelines.corpus.rules import BINARY, SOURCE_EXTENSIONS
 
 _SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+()\- ]*[\w.+)])")
 _HEAD = 4096
-_FILE_NAME = re.compile(r"(?i)(un)?licen[cs]es?([-._].*)?|copying([-._].*)?|mit-licen[cs]e([-._].*)?")
+_FILE_NAME = re.compile(r"(?i)(un)?licen[cs]es?([-._].*)?|copying([-.].*)?|mit-licen[cs]e([-._].*)?")
 
 # SPDX id and what a licence file must hold, in lower case with single spaces; the first that fits is taken.
 _TEXTS = (
