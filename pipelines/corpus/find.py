@@ -51,13 +51,14 @@ def find_code(paths, terms: bool = False) -> tuple[list[SourceFile], list[Skippe
     roots = list(dict.fromkeys(_root(path) for path in paths))
     if not roots:
         raise ValueError("no input: name at least one file or folder")
-    files: dict[tuple, SourceFile] = {}
+    files: dict[str, SourceFile] = {}
     skipped: list[Skipped] = []
     for root, name in zip(roots, _root_names(roots)):
         found, left_out = _below(root, name, terms)
         skipped += left_out
         for file in found:
-            taken = files.setdefault((file.path, file.member), file)
+            # The members of a container are apart by name: in a commit, equal files are one blob.
+            taken = files.setdefault(file.path if file.member is None else file.name, file)
             if taken is not file:
                 skipped.append(Skipped(file.name, f"taken already: as {taken.name}"))
     if not files:

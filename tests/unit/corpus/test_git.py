@@ -62,6 +62,14 @@ def test_a_commit_is_read_without_a_checkout(repo):
     assert git(repo, "status", "--porcelain").splitlines() == ["M a.py", "?? loose.py"]
 
 
+def test_equal_files_of_a_commit_are_two(repo):
+    tree(repo, {"x.py": "same", "y.py": "same"})
+    git(repo, "add", "x.py", "y.py")
+    git(repo, "commit", "-qm", "3")
+    found = contents(find_code([f"{repo}@HEAD"]))
+    assert found["repo/x.py"] == found["repo/y.py"] == b"same"
+
+
 def test_bare_repositories_folders_of_one_and_two_commits(repo, tmp_path):
     git(tmp_path, "clone", "-q", "--bare", str(repo), str(tmp_path / "bare.git"))
     assert contents(find_code([f"{tmp_path}/bare.git@v1"])) == {"bare/a.py": b"one\r\n", "bare/sub/b.c": b"int b;\n"}
