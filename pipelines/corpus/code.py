@@ -32,6 +32,8 @@ class Code:
         held_out: patterns (`held_out_part`) of repositories, folders and files to keep from training. What equals or
             nearly equals one of these files is left out of the rest. In a corpus of repositories a held-out folder is
             a repository of its own.
+        gitignore: whether `.gitignore` files in folders count. They speak of what git does not know yet, and a tree that
+            was unpacked may exclude itself: Debian's kernel does.
     """
 
     unit: str = "row"
@@ -40,6 +42,7 @@ class Code:
     licences: tuple[str, ...] = ()
     near_duplicates: float | None = None
     held_out: tuple[str, ...] = ()
+    gitignore: bool = True
 
     def __post_init__(self):
         if self.licences:
@@ -48,11 +51,11 @@ class Code:
             NearDuplicates(self.near_duplicates)
 
     def identity(self) -> list:
-        options = [self.unit, self.order, self.line_ends, sorted(self.licences), self.near_duplicates, sorted(self.held_out)]
+        options = [self.unit, self.order, self.line_ends, sorted(self.licences), self.near_duplicates, sorted(self.held_out), self.gitignore]
         return ["code", *options]
 
     def find(self, paths) -> tuple[list[SourceFile], list[Skipped]]:
-        files, skipped = find_code(paths, terms=True)
+        files, skipped = find_code(paths, terms=True, gitignore=self.gitignore)
         for pattern in self.held_out:
             if not any(held_out_part(file.name, file.collection, [pattern]) for file in files):
                 raise ValueError(f"--hold-out {pattern!r} matches none of {len(files):,} files; their names begin like {files[0].name!r}")

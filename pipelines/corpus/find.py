@@ -40,12 +40,12 @@ class _Root:
     commit: str | None = None
 
 
-def find_code(paths, terms: bool = False) -> tuple[list[SourceFile], list[Skipped]]:
+def find_code(paths, terms: bool = False, gitignore: bool = True) -> tuple[list[SourceFile], list[Skipped]]:
     """Source files under `paths` (files, folders, archives, REPO@COMMIT), sorted by name, and all that was left out.
 
     A name begins with the name of its root folder, archive or repository; roots of the same name get as many parent
     folders as set them apart. A file under two roots is taken once. With `terms`, licence files are found, too,
-    whatever their extension. Raises ValueError, in one line, for a path that doesn't exist and for an input without a
+    whatever their extension; without `gitignore`, what `.gitignore` files exclude. Raises ValueError, in one line, for a path that doesn't exist and for an input without a
     single source file.
     """
     roots = list(dict.fromkeys(_root(path) for path in paths))
@@ -54,7 +54,7 @@ def find_code(paths, terms: bool = False) -> tuple[list[SourceFile], list[Skippe
     files: dict[str, SourceFile] = {}
     skipped: list[Skipped] = []
     for root, name in zip(roots, _root_names(roots)):
-        found, left_out = _below(root, name, terms)
+        found, left_out = _below(root, name, terms, gitignore)
         skipped += left_out
         for file in found:
             # The members of a container are apart by name: in a commit, equal files are one blob.
@@ -65,16 +65,17 @@ def find_code(paths, terms: bool = False) -> tuple[list[SourceFile], list[Skippe
         kinds = [entry.kind for entry in skipped]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
         inputs = ", ".join(printable(str(root.path)) for root in roots)
-        raise ValueError(f"no source file in {inputs}: {len(skipped)} entries seen ({counts or 'an empty folder'})")
+        hint = "; --no-gitignore takes what .gitignore files exclude" if "ignored" in kinds else ""
+        raise ValueError(f"no source file in {inputs}: {len(skipped)} entries seen ({counts or 'an empty folder'}){hint}")
     return sorted(files.values(), key=lambda file: file.name), sorted(skipped, key=lambda s: (s.path, s.reason))
 
 
-def _below(root: _Root, name: str, terms: bool) -> tuple[list[SourceFile], list[Skipped]]:
+def _below(root: _Root, name: str, terms: bool, gitignore: bool) -> tuple[list[SourceFile], list[Skipped]]:
     if root.commit:
         entries = [(blob.name, f"{root.commit}:{blob.id}", blob.size, blob.reason) for blob in git.blobs(str(root.path), root.commit)]
         return _listed(root, name, entries, 0, terms)
     if root.path.is_dir():
-        return _walk(root.path, name, terms)
+        return _walk(root.path, name, terms, gitignore)
     status = root.path.stat()
     if not archives.is_archive(root.path.name):
         return [SourceFile(str(root.path), name, status.st_size, status.st_mtime_ns, collection=name)], []
@@ -148,7 +149,7 @@ def _shut(folder: str, root_name: str, known: dict[str, Skipped | None]) -> Skip
     return known[way[0] if way else folder]
 
 
-def _walk(root: Path, root_name: str, terms: bool) -> tuple[list[SourceFile], list[Skipped]]:
+def _walk(root: Path, root_name: str, terms: bool, gitignore: bool) -> tuple[list[SourceFile], list[Skipped]]:
     files: list[SourceFile] = []
     skipped: list[Skipped] = []
     # A folder waits with its path below the root ("" or ending in "/") and the ignore rules from the root down to it.
@@ -160,7 +161,7 @@ def _walk(root: Path, root_name: str, terms: bool) -> tuple[list[SourceFile], li
                 entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
             names = {entry.name: entry for entry in entries}
             ignore = names.get(".gitignore")
-            if ignore and ignore.is_file(follow_symlinks=False):
+            if gitignore and ignore and ignore.is_file(follow_symlinks=False):
                 rules = (*rules, (folder, patterns_of(Path(ignore.path))))
         except OSError as error:
             skipped.append(Skipped(f"{root_name}/{folder}", f"unreadable: {error.strerror}"))

@@ -18,6 +18,7 @@ SOURCE_EXTENSIONS = frozenset(
     ".hs .ml .mli .elm .ex .exs .erl .hrl .lisp .el .scm .rkt .lean .coq .agda "
     ".js .jsx .mjs .cjs .ts .tsx .vue .svelte .html .css .scss .less "
     ".sh .bash .zsh .fish .ps1 .bat .awk .sql .graphql .proto .thrift .glsl .hlsl .wgsl .metal "
+    ".dts .dtsi .l .ll .y .yy .g4 .ld .lds .cocci .cl .sol "
     ".cmake .mk .gradle .bzl .nix .tf .toml .yaml .yml .ini .cfg .md .rst .tex".split()
 )
 SOURCE_NAMES = frozenset(

@@ -202,7 +202,7 @@ def test_wrong_options_are_one_line(tmp_path):
 
 
 def test_every_option_is_part_of_the_identity():
-    kinds = [Code(), Code("collection"), Code(order="random"), Code(line_ends="lf"), Code(licences=("MIT",)), Code(near_duplicates=0.9), Code(held_out=("x",))]
+    kinds = [Code(), Code("collection"), Code(order="random"), Code(line_ends="lf"), Code(licences=("MIT",)), Code(near_duplicates=0.9), Code(held_out=("x",)), Code(gitignore=False)]
     assert len({json.dumps(kind.identity()) for kind in kinds}) == len(kinds)
 
 

@@ -152,6 +152,13 @@ def test_what_may_not_be_read_is_listed(tmp_path):
     assert names(find_code([root])) == ["r/a.py", "r/s/b.py", "r/t/c.py"]
 
 
+def test_a_tree_that_excludes_itself(tmp_path):
+    root = tree(tmp_path / "r", {"a.py": "", ".gitignore": "/*\n!/debian/\n"})
+    with pytest.raises(ValueError, match=r"2 entries seen \(2 ignored\); --no-gitignore takes what .gitignore files exclude"):
+        find_code([root])
+    assert names(find_code([root], gitignore=False)) == ["r/a.py"]
+
+
 # Repositories -------------------------------------------------------------------------------------------------------
 
 
