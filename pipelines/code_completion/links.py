@@ -17,6 +17,7 @@ by name. Text in comments and strings may be taken for an import; the order of f
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections.abc import Iterator
@@ -51,7 +52,8 @@ _WORD = re.compile(r"\w+")
 
 def language(name: str) -> str | None:
     """The language whose imports are understood: c, python, script, jvm, go, rust; None for any other file."""
-    return LANGUAGE.get(posixpath.splitext(name)[1].lower())
+    _, dot, ending = name.rpartition(".")
+    return LANGUAGE.get(dot + ending.lower())
 
 
 def links(name: str, text: str) -> list[str]:
@@ -136,16 +138,15 @@ class Repository:
     def find(self, name: str, link: str) -> str | None:
         """What `link` of the file `name` means; the file itself where it refers to itself."""
         kind = language(name)
-        folder = posixpath.dirname(name)
+        folder = name.rpartition("/")[0]
         key = (folder, link, kind)
         if key not in self._found:
             self._found[key] = _FINDERS[kind](self, folder, link) if kind else None
         return self._found[key]
 
     def _c(self, folder: str, link: str) -> str | None:
-        target = posixpath.normpath(link[1:].strip())
-        beside = posixpath.normpath(posixpath.join(folder, target))
-        if link[0] == '"' and beside in self._files:
+        target = _plain(link[1:].strip())
+        if link[0] == '"' and (beside := _plain(f"{folder}/{target}" if folder else target)) in self._files:
             return beside
         if target.startswith(("/", "..")):
             return self._by_end.get(target.lstrip("./"))
@@ -231,9 +232,15 @@ class Repository:
 _FINDERS = {kind: getattr(Repository, f"_{kind}") for kind in ("c", "python", "script", "jvm", "go", "rust")}
 
 
-def _above(folder: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=1 << 16)
+def _above(folder: str) -> tuple[str, ...]:
     """The folder and those above it, each with a closing `/`, the root as the empty string last."""
+    found = []
     while folder:
-        yield f"{folder}/"
-        folder = posixpath.dirname(folder)
-    yield ""
+        found.append(f"{folder}/")
+        folder = folder.rpartition("/")[0]
+    return (*found, "")
+
+
+def _plain(path: str) -> str:
+    return posixpath.normpath(path) if "./" in path or "//" in path else path
