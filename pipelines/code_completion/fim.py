@@ -1,7 +1,7 @@
 """Fill-in-the-middle: a piece of a file is cut at two characters and told as prefix, suffix, middle.
 
 Bavarian et al. 2022, "Efficient training of language models to fill in the middle". A piece is the part of one file that
-a window teaches, without the line that names the file. It becomes
+a window teaches, without the line that names the file and the control tokens around it. It becomes
 
     PSM   <prefix> P <suffix> S <middle> M
     SPM   <prefix> <suffix> S <middle> P M
@@ -14,6 +14,7 @@ character: nothing is ever cut off.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -31,11 +32,7 @@ TEMPLATES = {
     "ringspan": ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
 }
 LEAST_ROOM = 16  # tokens
-
-
-def reserve(context: int) -> int:
-    """Tokens of a window that the plan leaves free, for pieces to grow into."""
-    return max(LEAST_ROOM, context // 64)
+_LONGEST_NAME = 4096  # tokens; a path has no more bytes, and a tokenizer no more tokens than bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,7 @@ class Template:
         return [self.prefix, *before, self.suffix, *after, self.middle]
 
 
+@functools.lru_cache(maxsize=8)
 def template(tokenizer: Tokenizer) -> Template:
     """The tokenizer's own template. Raises ValueError, by name, for a token of it that is not exactly one id."""
     tree = json.loads(tokenizer.document)
@@ -68,62 +66,66 @@ def template(tokenizer: Tokenizer) -> Template:
     return Template(name, *(known[token] for token in TEMPLATES[name]))
 
 
+@dataclass(frozen=True)
 class Fim:
-    """Rewrites pieces for one tokenizer: `rate` of them, of which `spm_rate` as SPM. Deterministic in (seed, epoch, place)."""
+    """Rewrites `rate` of the pieces, of these `spm_rate` as SPM; what becomes of one hangs on its place alone.
 
-    def __init__(self, tokenizer: Tokenizer, rate: float, spm_rate: float, seed: int):
-        for name, value in (("fim_rate", rate), ("fim_spm_rate", spm_rate)):
+    As `corpus.windows.Rewriter` it works inside the learnt part of one row, so it never crosses a file.
+    """
+
+    rate: float
+    spm_rate: float = 0.5
+
+    def __post_init__(self):
+        for name, value in (("fim_rate", self.rate), ("fim_spm_rate", self.spm_rate)):
             if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}; it must lie in 0–1")
-        self.tokenizer, self.rate, self.spm_rate, self.seed = tokenizer, rate, spm_rate, seed
-        self.template = template(tokenizer)
-        self._control = np.array(sorted({*tokenizer.special.values(), *self._ids()}))
-        self._file_sep = tokenizer.special["<|file_sep|>"]
+                raise ValueError(f"corpus.{name} is {value}; it must lie in 0–1")
 
-    def rewrite(self, ids: np.ndarray, epoch: int, row: int, start: int, room: int, named: bool) -> np.ndarray:
-        """The ids of one file's piece, rewritten where chance has it and `room` more tokens hold it; else as they are.
+    def reserve(self, context: int) -> int:
+        """Tokens of a window that the plan leaves free, for pieces to grow into."""
+        return max(LEAST_ROOM, context // 64)
 
-        Args:
-            ids: the piece; control ids stand only at its ends, and stay there.
-            epoch, row, start: where it is: the place in its row of the store.
-            named: a first line that stands behind `<|file_sep|>` is the file's name, which stays in front.
+    def rewrite(self, row: np.ndarray, start: int, stop: int, room: int, tokenizer: Tokenizer, place: tuple[int, ...]) -> np.ndarray:
+        """What is learnt in place of row[start:stop], at most `room` tokens longer, with the same characters.
+
+        The piece is the text behind the last control token, without those at the end and without the name that the
+        first line behind a control token is: of a repository, a file, a section.
         """
-        control = np.isin(ids, self._control)
-        head, tail = int(np.argmin(control)), int(np.argmin(control[::-1]))
-        if control.all() or control[head : len(ids) - tail].any():
+        ids = row[start:stop]
+        chance, order, *cuts = _uniform(place)
+        if chance >= self.rate * 2**64 or room < 3:
             return ids
-        chance, order, one, two = _uniform(self.seed, epoch, row, start)
-        if chance >= self.rate * 2**64:
+        control = np.isin(ids, list(tokenizer.special.values()))
+        end = len(ids) - int(np.argmin(control[::-1]))
+        head = int(np.flatnonzero(control[:end])[-1]) + 1 if control[:end].any() else 0
+        text = "" if control.all() else tokenizer.decode(ids[head:end])
+        name, text = _split_name(row, start + head, text, tokenizer)
+        if not text or "\ufffd" in text:
             return ids
-        body = ids[head : len(ids) - tail]
-        text = self.tokenizer.decode(body)
-        if "\ufffd" in text:
-            return ids
-        name, text = _first_line(text) if named and head and ids[head - 1] == self._file_sep else ("", text)
-        cuts = sorted(place * (len(text) + 1) >> 64 for place in (one, two))
-        prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
-        if not text:
-            return ids
-        encode, (begin, hole, end) = self.tokenizer.encode, self._ids()
+        first, last = sorted(cut * (len(text) + 1) >> 64 for cut in cuts)
+        prefix, middle, suffix = map(tokenizer.encode, (text[:first], text[first:last], text[last:]))
+        told = template(tokenizer)
         if order < self.spm_rate * 2**64:
-            parts = [[begin, hole], encode(suffix), [end], encode(prefix), encode(middle)]
+            parts = [[told.prefix, told.suffix], suffix, [told.middle], prefix, middle]
         else:
-            parts = [[begin], encode(prefix), [hole], encode(suffix), [end], encode(middle)]
-        parts = [ids[:head], encode(name), *parts, ids[len(ids) - tail :]]
+            parts = [[told.prefix], prefix, [told.suffix], suffix, [told.middle], middle]
+        parts = [ids[:head], tokenizer.encode(name), *parts, ids[end:]]
         if sum(map(len, parts)) > len(ids) + room:
             return ids
         return np.concatenate([np.asarray(part, dtype=ids.dtype) for part in parts])
 
-    def _ids(self) -> tuple[int, int, int]:
-        return self.template.prefix, self.template.suffix, self.template.middle
+
+def _split_name(row: np.ndarray, start: int, text: str, tokenizer: Tokenizer) -> tuple[str, str]:
+    """(what is left of the name, what follows it) of a text that begins at `start` of its row."""
+    before = row[max(0, start - _LONGEST_NAME) : start]
+    marks = np.flatnonzero(np.isin(before, list(tokenizer.special.values())))
+    if not len(marks) or "\n" in tokenizer.decode(before[marks[-1] + 1 :]):
+        return "", text
+    name, newline, rest = text.partition("\n")
+    return name + newline, rest
 
 
-def _first_line(text: str) -> tuple[str, str]:
-    line, newline, rest = text.partition("\n")
-    return line + newline, rest
-
-
-def _uniform(*place: int) -> tuple[int, ...]:
+def _uniform(place: tuple[int, ...]) -> tuple[int, ...]:
     """Four whole numbers below 2⁶⁴ that the place alone decides, on any machine."""
     digest = hashlib.blake2b(" ".join(map(str, place)).encode(), digest_size=32).digest()
     return tuple(int.from_bytes(digest[i : i + 8], "big") for i in range(0, 32, 8))
