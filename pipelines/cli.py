@@ -169,8 +169,9 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     from cluster.launch import ClusterTooSmall, RunFailed
     from pipelines import report
     from pipelines.config import load_config
+    from pipelines.corpus.mix import lines as mix_lines
     from pipelines.tracking.lines import read_rows
-    from pipelines.train import execute, prepare
+    from pipelines.train import changed_mixes, execute, prepare
     from workers.model.adapter import count_parameters
 
     with wrong_input():
@@ -188,6 +189,8 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     for stage in prepared.stages:
         job = stage.job
         click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {_mesh_line(stage.mesh)}", err=True)
+    for change in changed_mixes(prepared):
+        click.echo("\n".join([f"mix of steps {change.first_step}–{change.last_step}", *mix_lines(change.before, change.after)]), err=True)
     with _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
