@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.code_completion.prompt import Cursor, build_prompt, parse_cursor, text_before
+from pipelines.code_completion.prompt import Cursor, build_prompt, parse_cursor, text_around
 from pipelines.corpus.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -64,8 +64,9 @@ def test_an_absolute_path_is_taken_as_it_is(repo):
 @pytest.mark.parametrize(
     "line, column, before", [(1, 1, ""), (1, 5, "def "), (1, 9, "def f():"), (2, 1, "def f():\n"), (2, 13, "def f():\n    return 1"), (3, 1, "def f():\n    return 1\n")]
 )  # fmt: skip
-def test_the_text_before_the_cursor(repo, line, column, before):
-    assert text_before(Cursor(repo / "pkg/sub/cursor.py", line, column)) == (before, "\n")
+def test_the_text_before_and_behind_the_cursor(repo, line, column, before):
+    text = (repo / "pkg/sub/cursor.py").read_text()
+    assert text_around(Cursor(repo / "pkg/sub/cursor.py", line, column)) == (before, text.removeprefix(before), "\n")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_the_text_before_the_cursor(repo, line, column, before):
 )  # fmt: skip
 def test_a_place_that_the_file_does_not_have(repo, line, column, said):
     with pytest.raises(ValueError, match=said):
-        text_before(Cursor(repo / "pkg/sub/cursor.py", line, column))
+        text_around(Cursor(repo / "pkg/sub/cursor.py", line, column))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_a_place_that_the_file_does_not_have(repo, line, column, said):
 )  # fmt: skip
 def test_columns_count_characters_and_lines_end_at_newlines_only(tmp_path, data, line, column, before):
     (tmp_path / "a.py").write_bytes(data)
-    assert text_before(Cursor(tmp_path / "a.py", line, column))[0] == before
+    assert text_around(Cursor(tmp_path / "a.py", line, column))[0] == before
 
 
 @pytest.mark.parametrize(
@@ -98,14 +99,14 @@ def test_columns_count_characters_and_lines_end_at_newlines_only(tmp_path, data,
 )  # fmt: skip
 def test_the_line_end_is_that_of_most_lines(tmp_path, data, newline):  # C4
     (tmp_path / "a.py").write_bytes(data)
-    assert text_before(Cursor(tmp_path / "a.py", 1, 1))[1] == newline
+    assert text_around(Cursor(tmp_path / "a.py", 1, 1))[2] == newline
 
 
 def test_the_carriage_return_is_no_column_and_stays_in_the_text(tmp_path):
     (tmp_path / "a.py").write_bytes(b"ab\r\ncd\r\n")
-    assert text_before(Cursor(tmp_path / "a.py", 2, 3))[0] == "ab\r\ncd"
+    assert text_around(Cursor(tmp_path / "a.py", 2, 3))[0] == "ab\r\ncd"
     with pytest.raises(ValueError, match="the last column is 3"):
-        text_before(Cursor(tmp_path / "a.py", 1, 4))
+        text_around(Cursor(tmp_path / "a.py", 1, 4))
 
 
 @pytest.mark.parametrize("data", [b"\x00\x01", b"\xff\xfe\x00", b"\x80abc"], ids=repr)
@@ -139,7 +140,7 @@ def test_a_prompt_keeps_to_its_budget_and_ends_in_the_text_before_the_cursor(tmp
     (repo / "c.py").write_text("C\n")
     cursor = parse_cursor(f"a.py:{place}", repo)
     prompt = build_prompt(repo, cursor, BYTES, budget)
-    text = [END, *BYTES.encode(text_before(cursor)[0]).tolist()]
+    text = [END, *BYTES.encode(text_around(cursor)[0]).tolist()]
     assert 0 < len(prompt.ids) <= budget
     assert prompt.ids[-len(text) :] == text[-budget:]
     assert prompt.files[-1] == "a.py" and prompt.ids.count(END) <= len(prompt.files)
