@@ -233,6 +233,36 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
     _answer(as_json, vars(result), result.text)
 
 
+@main.command(epilog="Example: ringspan select ~/src/linux --at fs/ext4/inode.c:1000 --budget 60000 --tokenizer runs/first")
+@click.argument("repo", metavar="REPO")
+@click.option("--at", required=True, metavar="FILE:LINE", help="Where the work is; the line counts from 1.")
+@click.option("--budget", required=True, type=int, metavar="TOKENS", help="Most tokens to choose.")
+@click.option("--tokenizer", default="byte", show_default=True, help="What counts the tokens: byte, a tokenizer.json, or a folder with one.")
+@click.option("--out", metavar="FILE", help="Write the text there, as a repository stands in a corpus.")
+@json_option
+@verbose_option
+def select(repo, at, budget, tokenizer, out, as_json, verbose) -> None:
+    """Choose what of a repository too large for a context is worth having in it."""
+    from pipelines.code_completion.prompt import parse_place
+    from pipelines.code_completion.select import select as run_selection
+    from pipelines.code_completion.select import table
+    from pipelines.corpus.tokenizer import ByteTokenizer, load_tokenizer
+    from pipelines.paths import absolute
+
+    with wrong_input():
+        repo = absolute(repo, "REPO")
+        if not repo.is_dir():
+            raise ValueError(f"REPO {repo} is not a folder")
+        file, line = parse_place(at, repo)
+        encoder = ByteTokenizer() if tokenizer == "byte" else load_tokenizer(absolute(tokenizer, "--tokenizer"))
+        selection = run_selection(repo, file, line, budget, encoder)
+        if out is not None:
+            absolute(out, "--out").write_text(encoder.decode(selection.ids(encoder)), encoding="utf-8", newline="")
+    files = [{"path": c.path, "lines": c.lines, "reason": c.reason, "tokens": c.tokens} for c in selection.choices]
+    value = {"repository": selection.repository, "tokens": selection.tokens, "budget": budget, "files": files}
+    _answer(as_json, value, table(selection))
+
+
 @main.command("import", epilog="Example: ringspan import models/SmolLM2-135M.Q8_0.gguf --out models/smollm2 --special-tokens")
 @click.argument("source", metavar="FOLDER|FILE.gguf")
 @click.option("--out", required=True, metavar="MODEL", help="The model folder to write.")

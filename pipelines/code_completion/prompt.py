@@ -40,13 +40,24 @@ class Form:
 
 def parse_cursor(text: str, repo: Path) -> Cursor:
     """``FILE:LINE:COL``, FILE relative to the repository (or absolute). Raises ValueError in one line."""
-    name, line, column = (text.rsplit(":", 2) + ["", ""])[:3]
-    if not (name and line.isdecimal() and column.isdecimal() and int(line) and int(column)):
-        raise ValueError(f"--at {text!r} is not FILE:LINE:COL, as in src/parser.py:120:9 (both count from 1)")
+    file, (line, column) = _parse(text, repo, 2, "FILE:LINE:COL, as in src/parser.py:120:9 (both count from 1)")
+    return Cursor(file, line, column)
+
+
+def parse_place(text: str, repo: Path) -> tuple[Path, int]:
+    """The same for ``FILE:LINE``."""
+    file, (line,) = _parse(text, repo, 1, "FILE:LINE, as in src/parser.py:120 (it counts from 1)")
+    return file, line
+
+
+def _parse(text: str, repo: Path, numbers: int, form: str) -> tuple[Path, list[int]]:
+    name, *counts = text.rsplit(":", numbers)
+    if not name or len(counts) < numbers or not all(count.isdecimal() and int(count) for count in counts):
+        raise ValueError(f"--at {text!r} is not {form}")
     path = repo / name
     if not path.is_file():
         raise ValueError(f"--at names {name!r}, but {path} is not a file")
-    return Cursor(path, int(line), int(column))
+    return path, [int(count) for count in counts]
 
 
 def text_around(cursor: Cursor) -> tuple[str, str, str]:

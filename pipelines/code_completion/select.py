@@ -21,6 +21,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import rich.markup
+import rich.table
+
 from pipelines.code_completion.definitions import block, called_or_type, definable, definition, head, names_near
 from pipelines.code_completion.links import Repository, links
 from pipelines.code_completion.order import dependencies_first
@@ -63,6 +66,16 @@ class Selection:
         for choice in self.choices:
             told += named(choice.path, choice.text, tokenizer)
         return told
+
+
+def table(selection: Selection) -> rich.table.Table:
+    """For the terminal: a line a choice, in the order in which it is read."""
+    shown = rich.table.Table("file", "lines", "tokens", "why", title=f"{selection.tokens:,} of {selection.budget:,} tokens")
+    shown.columns[2].justify = "right"
+    for choice in selection.choices:
+        lines = ", ".join(f"{first}–{last}" for first, last in choice.lines) or "all"
+        shown.add_row(*map(rich.markup.escape, (choice.path, lines, f"{choice.tokens:,}", choice.reason)))
+    return shown
 
 
 def titled(repository: str, tokenizer: Tokenizer) -> list[int]:
