@@ -24,7 +24,7 @@ _KINDS = {"document": 0, "section": 1, "subsection": 2, "subsubsection": 3, "par
 
 
 def is_sentences(text: str) -> bool:
-    return re.search(r"<PAPER\b[^>]*>\s*<(?:S|ABSTRACT|SECTION)\b", text[:4096]) is not None
+    return re.search(r"<PAPER\b[^>]*>\s*<(?:S|ABSTRACT|SECTION|/PAPER)\b", text[:4096]) is not None
 
 
 def is_labelled(text: str) -> bool:
