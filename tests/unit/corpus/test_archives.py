@@ -141,6 +141,13 @@ def test_a_header_larger_than_anything_is_not_read(tmp_path):
         archives.members(str(tmp_path / "pax.tar"))
 
 
+def test_a_name_longer_than_a_disk_takes(tmp_path):
+    path = write_tar(tmp_path / "long.tar", [("d/" * 200_000 + "x.py", b"x"), ("a.py", b"a")])
+    found = find_code([path])
+    assert names(found) == ["long/a.py"]
+    assert reasons(found) == {"long/" + "d/" * 100 + "…": "name too long: 400,004 characters, more than 4,096"}
+
+
 def test_encrypted_members_and_links_of_a_zip_are_listed(tmp_path):
     path = tmp_path / "z.zip"
     with zipfile.ZipFile(path, "w") as archive:
