@@ -134,6 +134,8 @@ def _listed(
         name = f"{root_name}/{below}"
         shut = None if reason else _shut(below.rpartition("/")[0], root_name, folders)
         if shut is None:
+            if size > archives.LARGEST_MEMBER:
+                reason = reason or f"too large: {size:,} bytes, more than {archives.LARGEST_MEMBER:,} for a member"
             reason = reason or _why_not_name(below, terms)
             if reason is None:
                 files.append(SourceFile(str(root.path), name, size, mtime_ns, member, root_name))

@@ -127,8 +127,10 @@ def test_a_zip_bomb_and_a_large_member(tmp_path):  # C12
     with open(tmp_path / "large.tar", "wb") as file:
         file.write(info.tobuf())
         file.truncate(info.size + 2048)  # a file with a hole
-    [member] = archives.members(str(tmp_path / "large.tar"))
-    assert member.reason == "too large: 268,435,457 bytes, more than 268,435,456 for a member of an archive"
+    with open(tmp_path / "a.py", "w"):
+        pass
+    found = find_code([tmp_path / "large.tar", tmp_path / "a.py"])
+    assert reasons(found) == {"large/large.c": "too large: 268,435,457 bytes, more than 268,435,456 for a member"}
 
 
 def test_a_header_larger_than_anything_is_not_read(tmp_path):
