@@ -91,8 +91,12 @@ class _ZipReader:
         self._infos = self._zip.infolist()
 
     def read(self, place: str) -> bytes:
-        with _damage_told(), self._zip.open(self._infos[int(place)]) as file:
-            return file.read(LARGEST_MEMBER + 1)
+        info = self._infos[int(place)]
+        with _damage_told(), self._zip.open(info) as file:
+            data = file.read(LARGEST_MEMBER + 1)
+            if len(data) != info.file_size:  # which the library lets pass where the checksum holds
+                raise zipfile.BadZipFile(f"{len(data):,} bytes where {info.file_size:,} are promised")
+            return data
 
     def close(self) -> None:
         self._zip.close()

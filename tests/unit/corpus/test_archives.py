@@ -247,6 +247,17 @@ def test_a_ring_of_headers_ends(tmp_path):
         archives.members(str(tmp_path / "ring.tar"))
 
 
+def test_bytes_of_a_member_that_say_they_are_more(tmp_path):
+    path = tmp_path / "z.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.py", "a" * 5000)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(struct.pack("<I", 5000), struct.pack("<I", 6000)))
+    files = find_code([path])[0]
+    with reading(files) as read, pytest.raises(Unreadable, match="archive damaged: 5,000 bytes where 6,000 are promised"):
+        read(files[0])
+
+
 def test_bytes_of_a_deflated_member_that_say_they_are_fewer(tmp_path):
     path = tmp_path / "z.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
