@@ -121,16 +121,55 @@ def ingest() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", required=True, help="Folder of the store.")
 @click.option("--tokenizer", default="byte", show_default=True, help="byte, bpe:N (trained on these files), or a tokenizer.json.")
+@click.option("--unit", type=click.Choice(["file", "repository"]), default="file", show_default=True, help="What training takes as one document.")
+@click.option("--order", type=click.Choice(["path", "dependency", "random"]), default="path", show_default=True, help="Of the files in their repository.")
+@click.option("--line-ends", type=click.Choice(["keep", "lf"]), default="keep", show_default=True)
+@click.option("--licences", metavar="ID,ID", help="Take only files under these licences, by SPDX id, as in MIT,Apache-2.0.")
+@click.option("--near-duplicates", type=float, metavar="SIMILARITY", help="Leave out files so much like an earlier one, as in 0.85; exact copies always are.")
+@click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Whether .gitignore files count.")
+@click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a repository or folder, as in project/tests, and copies of it from training; repeatable.")
 @json_option
 @verbose_option
-def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
-    """Ingest source code from files and folders."""
-    from pipelines.corpus import ingest as corpus
+def ingest_code(paths, out, tokenizer, unit, order, line_ends, licences, near_duplicates, gitignore, hold_out, as_json, verbose) -> None:
+    """Ingest source code from files, folders, archives (tar, zip), and git repositories at a commit (REPO@COMMIT)."""
     from pipelines.corpus.code import Code
+
+    with wrong_input():
+        kind = Code(
+            unit={"file": "row", "repository": "collection"}[unit], order=order, line_ends=line_ends,
+            licences=() if licences is None else tuple(licences.split(",")),
+            near_duplicates=near_duplicates, held_out=hold_out, gitignore=gitignore,
+        )  # fmt: skip
+    _ingest(kind, paths, out, tokenizer, as_json, verbose)
+
+
+@ingest.command("papers", epilog="Example: ringspan ingest papers ~/papers --out corpora/shelves --shelves citation --tokenizer bpe:8192")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--out", required=True, help="Folder of the store.")
+@click.option("--tokenizer", default="byte", show_default=True, help="byte, bpe:N (trained on these papers), or a tokenizer.json.")
+@click.option(
+    "--shelves", type=click.Choice(["citation", "similarity", "folder", "none"]), default="citation", show_default=True,
+    help="What brings papers together as one document, the older first; none: every paper is one.",
+)  # fmt: skip
+@click.option("--shelf-papers", type=int, default=16, show_default=True, help="Most papers on a shelf.")
+@click.option("--shelf-bytes", type=int, metavar="BYTES", help="Most bytes of text on a shelf; a byte is a token of the byte tokenizer.")
+@click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a folder or papers, as in papers/2024*, from training; repeatable.")
+@json_option
+@verbose_option
+def ingest_papers(paths, out, tokenizer, shelves, shelf_papers, shelf_bytes, hold_out, as_json, verbose) -> None:
+    """Ingest papers: PDF, LaTeX, JATS, TEI, Markdown, reStructuredText, plain text, sentence-numbered XML and SciREX."""
+    from pipelines.literature_analysis.kind import Papers
+
+    with wrong_input():
+        kind = Papers(shelves, shelf_papers, shelf_bytes, hold_out)
+    _ingest(kind, paths, out, tokenizer, as_json, verbose)
+
+
+def _ingest(kind, paths, out, tokenizer, as_json, verbose) -> None:
+    from pipelines.corpus import ingest as corpus
     from pipelines.corpus.unfinished import check_replaceable
     from pipelines.paths import absolute
 
-    kind = Code()
     with wrong_input():
         out = absolute(out, "--out")
         paths = [absolute(path, "PATH") for path in paths]
@@ -150,9 +189,11 @@ def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
     skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items())
     skipped = f"{skipped} (listed in {report.folder}/skipped.jsonl)" if skipped else "nothing"
     how = "unchanged, reused" if report.reused else f"{report.megabytes_per_second:.1f} MB/s, {report.tokens_per_second:,.0f} tokens/s"
+    counts = ", ".join(f"{count:,} {what}" for what, count in report.counts.items())
     text = (
         f"{report.files:,} files, {report.bytes / 1e6:,.1f} MB, {report.tokens:,} tokens in {report.seconds:.1f} s ({how})\n"
-        f"skipped: {skipped}\nstore: {report.folder}"
+        + (f"{counts}\n" if counts else "")
+        + f"skipped: {skipped}\nstore: {report.folder}"
     )
     _answer(as_json, vars(report), text)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.code_completion.fim import Template
 from pipelines.code_completion.select import SMALLEST_FILE, Files, Write, choose, named, titled
-from pipelines.corpus.sources import Unreadable, read_text
+from pipelines.corpus.decode import Unreadable, read_text
 from pipelines.corpus.tokenizer import Tokenizer
 
 

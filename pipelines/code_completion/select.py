@@ -27,7 +27,9 @@ import rich.table
 from pipelines.code_completion.definitions import block, called_or_type, definable, definition, head, names_near
 from pipelines.code_completion.links import Repository, links
 from pipelines.code_completion.order import dependencies_first
-from pipelines.corpus.sources import Unreadable, decode, find_code, unwanted
+from pipelines.corpus.decode import Unreadable, decode
+from pipelines.corpus.find import find_code
+from pipelines.corpus.rules import unwanted
 from pipelines.corpus.tokenizer import Tokenizer
 
 SMALLEST_FILE = 16  # tokens; for less room than that no file is looked at
