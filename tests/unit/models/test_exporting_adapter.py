@@ -30,7 +30,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapter")
     small.folder(folder / "theirs", tie_embeddings=True)
     import_model(folder / "theirs", folder / "base", special_tokens=True)
-    corpus = store(folder / "store", load_tokenizer(folder / "base"))
+    corpus = store(folder / "store", str(folder / "base" / "tokenizer.json"))
     settings = (*SHORT, f"corpus.store={corpus}", f"checkpoint.init={folder / 'base'}", *PARTS)
     prepared = prepare(load_config("code_completion/tiny", settings), folder / "run")
     _write_run_folder(prepared)
