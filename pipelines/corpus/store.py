@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,19 +167,27 @@ class TokenStore:
     """Rows as token arrays, read through the memory map.
 
     `len(store)` rows; `store[i]` is a read-only view [L] of row i's ids, no copy; `store.lengths` is int64 [rows].
-    `store.unit` says what windows take as one document, a "row" or a "collection". An instance pickles as its folder's path and maps the files anew where it arrives.
+    `store.unit` says what windows take as one document, a "row" or a "collection". An instance pickles as its `address`,
+    the folder or URI, and maps the files anew where it arrives.
     """
 
     @classmethod
     def open(cls, folder) -> TokenStore:
         """Opens and checks a store without reading its tokens: schema version, file sizes, footers, counts.
 
+        `folder` may be a URI, `s3://bucket/store`: see `remote`, which brings it to this machine.
+
         Raises StoreError (a ValueError) in one line that names the file and the difference. `verify` reads it all.
         """
+        if "://" in str(folder):
+            from pipelines.corpus import remote  # which knows what a store is
+
+            return cls(remote.fetch(str(folder)), address=str(folder))
         return cls(folder)
 
-    def __init__(self, folder):
+    def __init__(self, folder, address: str | None = None):
         self.folder = Path(folder).resolve()
+        self.address = address or str(self.folder)
         self.manifest = _read_manifest(self.folder)
         self.fingerprint: str = self.manifest["fingerprint"]
         self.vocab_size: int = self.manifest["tokenizer"]["vocab_size"]
@@ -200,7 +208,7 @@ class TokenStore:
                 raise StoreError(f"{self.folder / MANIFEST}: says {said:,} {field}, its shards hold {found:,}")
 
     def __reduce__(self):
-        return TokenStore.open, (str(self.folder),)
+        return TokenStore.open, (self.address,)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -244,7 +252,7 @@ class TokenStore:
         """int64 [documents + 1]: to windows, document d is the rows documents[d] to documents[d + 1] − 1."""
         if self.unit == "row" or not len(self):
             return np.arange(len(self) + 1, dtype=np.int64)
-        collections = pa.chunked_array([batch.column("collection") for batch in self._batches])
+        collections = self.column("collection")
         changes = pc.not_equal(collections[1:], collections[:-1]).to_numpy()
         return np.concatenate([[0], 1 + np.flatnonzero(changes), [len(self)]]).astype(np.int64)
 
@@ -265,12 +273,14 @@ class TokenStore:
         lines = (self.folder / SKIPPED).read_text(encoding="ascii").splitlines()
         return [json.loads(line) for line in lines]
 
-    def verify(self) -> None:
-        """Reads every byte and compares the checksums; raises StoreError for the first shard that differs."""
-        for shard in self.shards:
-            found = file_checksum(self.folder / shard.name)
-            if found != shard.checksum:
-                raise StoreError(f"{self.folder / shard.name}: checksum {found}, the manifest says {shard.checksum}")
+    def verify(self, progress: Callable[[int, int, int], None] | None = None) -> None:
+        """Reads every byte; raises StoreError in one line that names every shard whose checksum is another."""
+        if faults := bad_shards(self.folder, progress):
+            raise StoreError("; ".join(faults))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of all rows, not copied: a string a row of path, collection, encoding, licence; bytes of source."""
+        return pa.chunked_array([batch.column(name) for batch in self._batches], _schema(np.dtype(np.uint16), "", 0).field(name).type)
 
     def _locate(self, i: int) -> tuple[int, int]:
         count = len(self)
@@ -312,6 +322,28 @@ class TokenStore:
             if found != said:
                 raise StoreError(f"{path}: holds {found:,} {field}, the manifest says {said:,}")
         return batches
+
+
+def bad_shards(folder, progress: Callable[[int, int, int], None] | None = None) -> list[str]:
+    """What is wrong with each shard of the store in `folder`, one line each, in order, after reading every byte.
+
+    Also of a store that doesn't open. `progress` is called with (shards done, shards in all, bytes done).
+    """
+    folder = Path(folder)
+    shards = [Shard(**row) for row in _read_manifest(folder)["shards"]]
+    faults, size = [], 0
+    for done, shard in enumerate(shards, start=1):
+        path = folder / shard.name
+        if not path.is_file():
+            faults.append(f"{path}: missing, the manifest lists it with {shard.rows:,} rows")
+        elif (found := path.stat().st_size) != shard.size:
+            faults.append(f"{path}: {found:,} bytes, the manifest says {shard.size:,}")
+        elif (checksum := file_checksum(path)) != shard.checksum:
+            faults.append(f"{path}: checksum {checksum}, the manifest says {shard.checksum}")
+        size += shard.size
+        if progress:
+            progress(done, len(shards), size)
+    return faults
 
 
 def file_checksum(path) -> str:

@@ -92,7 +92,7 @@ class WindowPlan:
     def __reduce__(self):
         documents = None if self.documents is None else self.documents.tobytes()
         arguments = (self.context, self.overlap, self.seed, documents, self.positions)
-        return _rebuild, (str(self.store.folder), self.store.fingerprint, *arguments)
+        return _rebuild, (self.store.address, self.store.fingerprint, *arguments)
 
     def __len__(self) -> int:
         return len(self.pieces)
