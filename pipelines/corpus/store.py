@@ -135,7 +135,7 @@ def write_manifest(
     folder = Path(folder)
     tokenizer.save(folder)
     lines = [json.dumps({"path": row["path"], "reason": row["reason"]}) + "\n" for row in skipped]
-    (folder / SKIPPED).write_text("".join(lines), encoding="ascii")
+    _write_whole(folder / SKIPPED, "".join(lines))
     kinds = [row["reason"].partition(":")[0] for row in skipped]
     told = json.dumps([SCHEMA_VERSION, tokenizer.fingerprint, unit, list(held_out)])
     identity = hashlib.blake2b(told.encode(), digest_size=16)
@@ -158,9 +158,13 @@ def write_manifest(
         "skipped": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "shards": [asdict(shard) for shard in shards],
     }
-    temporary = folder / (MANIFEST + ".tmp")
-    temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="ascii")
-    os.replace(temporary, folder / MANIFEST)
+    _write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="ascii")
+    os.replace(temporary, path)
 
 
 class TokenStore:
@@ -188,7 +192,7 @@ class TokenStore:
     def __init__(self, folder, address: str | None = None):
         self.folder = Path(folder).resolve()
         self.address = address or str(self.folder)
-        self.manifest = _read_manifest(self.folder)
+        self.manifest = read_manifest(self.folder)
         self.fingerprint: str = self.manifest["fingerprint"]
         self.vocab_size: int = self.manifest["tokenizer"]["vocab_size"]
         self.unit: str = self.manifest["unit"]
@@ -330,7 +334,7 @@ def bad_shards(folder, progress: Callable[[int, int, int], None] | None = None) 
     Also of a store that doesn't open. `progress` is called with (shards done, shards in all, bytes done).
     """
     folder = Path(folder)
-    shards = [Shard(**row) for row in _read_manifest(folder)["shards"]]
+    shards = [Shard(**row) for row in read_manifest(folder)["shards"]]
     faults, size = [], 0
     for done, shard in enumerate(shards, start=1):
         path = folder / shard.name
@@ -355,7 +359,8 @@ def file_checksum(path) -> str:
     return digest.hexdigest()
 
 
-def _read_manifest(folder: Path) -> dict:
+def read_manifest(folder: Path) -> dict:
+    """A store's manifest; StoreError in one line where there is none of this version."""
     path = folder / MANIFEST
     if not path.is_file():
         raise StoreError(f"{folder}: no {MANIFEST}, so no finished token store; run `ringspan ingest` into this folder")

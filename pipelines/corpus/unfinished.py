@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipelines.corpus.store import MANIFEST, SKIPPED, StoreError, TokenStore, shard_name
@@ -38,10 +38,24 @@ def recorded(folder: Path) -> str | None:
     return json.loads(record.read_text(encoding="ascii"))["identity"] if record.is_file() else None
 
 
-def record(partial: Path, identity: str) -> None:
+def recorded_options(folder: Path) -> list | None:
+    """The options of the kind that `folder` was made with; None where that isn't on record."""
+    record = folder / _RECORD
+    return json.loads(record.read_text(encoding="ascii")).get("options") if record.is_file() else None
+
+
+def record(partial: Path, identity: str, options: list) -> None:
     # An unfinished folder may hold the manifest of another input: it goes before the record says otherwise.
     (partial / MANIFEST).unlink(missing_ok=True)
-    write_whole(partial / _RECORD, json.dumps({"identity": identity}) + "\n")
+    write_whole(partial / _RECORD, json.dumps({"identity": identity, "options": options}) + "\n")
+
+
+def move_record(partial: Path, out: Path, before: Callable[[], object]) -> None:
+    """`before` changes what `out` is made from: its record goes first and the new one, of no single input, comes last."""
+    (out / _RECORD).unlink(missing_ok=True)
+    before()
+    told = json.loads((partial / _RECORD).read_text(encoding="ascii"))
+    write_whole(out / _RECORD, json.dumps({**told, "identity": "appended"}) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
