@@ -5,6 +5,8 @@ command then goes on. Nothing old is written again: the tokenizer is the store's
 
 An input that is in the store already, byte for byte, is passed over; one that differs is refused, as a store's rows
 don't change. So is one more row for a collection that is already there where a collection is one document.
+
+Duplicates and copies of what is held out are looked for among the new inputs, not between them and the old rows.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ class _Appending:
         names, collections = (self.store.column(name).to_pylist() for name in ("path", "collection"))
         row = {key: i for i, key in enumerate(zip(collections, names))}
         there = [place for place in places if (place.collection, place.name) in row]
-        with sources.reading() as read:
+        with sources.reading([place.file for place in there]) as read:
             for place in there:
                 source = self.kind.read(place, read(place.file)).source
                 if source != self.store.source(row[place.collection, place.name]):
