@@ -307,17 +307,18 @@ def _tokenizer(spec: str, kind: Kind, places: list[Place], partial: Path, identi
 
 
 def _training_texts(kind: Kind, places: list[Place]) -> Iterator[str]:
-    """Texts in an order that mixes folders, up to TRAINING_BYTES; the same for the same names."""
-    chosen, left = [], TRAINING_BYTES
-    for place in sorted(places, key=lambda place: hashlib.blake2b(place.name.encode(), digest_size=8).digest()):
+    """Texts up to TRAINING_BYTES, of all folders alike; the same for the same names. They come in the rows' order, in
+    which containers are read fastest: it makes no difference to what is trained."""
+    chosen, left = set(), TRAINING_BYTES
+    for i in sorted(range(len(places)), key=lambda i: hashlib.blake2b(places[i].name.encode(), digest_size=8).digest()):
         if left <= 0:
             break
-        left -= place.file.size
-        chosen.append(place)
-    with sources.reading([place.file for place in chosen]) as read:
-        for place in chosen:
+        left -= places[i].file.size
+        chosen.add(i)
+    with sources.reading([places[i].file for i in sorted(chosen)]) as read:
+        for i in sorted(chosen):
             with contextlib.suppress(Unreadable):  # listed by the task that reads it for the store
-                yield kind.read(place, read(place.file)).text
+                yield kind.read(places[i], read(places[i].file)).text
 
 
 @contextlib.contextmanager
