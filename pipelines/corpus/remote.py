@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +40,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("RINGSPAN_CACHE") or Path.home() / ".cache" / "ringspan")
 
 
-def staging_folder(uri: str) -> Path:
-    """Where on this machine the store that is to be put at `uri` is made, the same each time."""
-    return cache_folder() / "made" / hashlib.blake2b(uri.rstrip("/").encode(), digest_size=16).hexdigest()
+def staging(uri: str, keep: bool = False) -> Path:
+    """Where on this machine the store that is to be put at `uri` is made, the same each time; a machine of its own
+    starts with what is there if that is to be kept."""
+    local = cache_folder() / "made" / hashlib.blake2b(uri.rstrip("/").encode(), digest_size=16).hexdigest()
+    if keep and (there := fetch(uri)):
+        if not (local / MANIFEST).is_file() or (local / MANIFEST).read_bytes() != (there / MANIFEST).read_bytes():
+            shutil.rmtree(local, ignore_errors=True)
+            shutil.copytree(there, local)
+    return local
 
 
 def fetch(uri: str) -> Path:
