@@ -5,7 +5,7 @@ store's fingerprint, `$RINGSPAN_CACHE/stores/FINGERPRINT` (by default `~/.cache/
 the machine, whatever bucket it came from. It is read in ranges of 16 MiB and checked against the manifest on the way.
 
 A store is put there shard by shard, its manifest last; a manifest that is about to be untrue is taken away first. So
-whoever reads meanwhile finds a whole store or none.
+whoever reads meanwhile finds a whole store or none. What is there already isn't put again.
 
 Credentials, region and endpoint come from the usual environment (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
 `AWS_DEFAULT_REGION`, `AWS_ENDPOINT_URL`, …) or the machine's role.
@@ -80,19 +80,29 @@ def put(local: Path, uri: str) -> bool:
     files, folder = FileSystem.from_uri(uri.rstrip("/"))
     manifest = (local / MANIFEST).read_bytes()
     there = {info.base_name for info in files.get_file_info(FileSelector(folder, allow_not_found=True))}
-    if MANIFEST in there:
-        if files.open_input_file(f"{folder}/{MANIFEST}").read() == manifest:
-            return False
+    told = files.open_input_file(f"{folder}/{MANIFEST}").read() if MANIFEST in there else None
+    if told == manifest:
+        return False
+    old, new = _checksums(told), _checksums(manifest)
+    if told is not None and not (old and old.items() <= new.items()):  # what was only appended to stays true to the end
         files.delete_file(f"{folder}/{MANIFEST}")
-    shards = [row["name"] for row in json.loads(manifest)["shards"]]
+    shards = [name for name, checksum in new.items() if old.get(name) != checksum or name not in there]
     for name in [*shards, FILE_NAME, SKIPPED, MANIFEST]:
         with open(local / name, "rb") as source, files.open_output_stream(f"{folder}/{name}") as target:
             while piece := source.read(_RANGE):
                 target.write(piece)
-    for name in sorted(there - {*shards, FILE_NAME, SKIPPED, MANIFEST}):
+    for name in sorted(there - new.keys()):
         if name.startswith("shard-"):  # of the store that stood here
             files.delete_file(f"{folder}/{name}")
     return True
+
+
+def _checksums(manifest: bytes | None) -> dict[str, str]:
+    """Of each shard by name; of what is no manifest there are none to rely on."""
+    try:
+        return {row["name"]: row["checksum"] for row in json.loads(manifest)["shards"]} if manifest else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def check_writable(uri: str) -> None:

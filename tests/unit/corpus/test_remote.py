@@ -87,6 +87,22 @@ def test_another_store_takes_its_place_whole(bucket, tmp_path):
     assert names(uri) == ["manifest.json", "shard-00000.arrow", "skipped.jsonl", "tokenizer.json"]
 
 
+def test_an_appended_store_puts_what_is_new_and_never_loses_the_old(bucket, tmp_path):
+    uri = f"{bucket}/corpus"
+    build(tmp_path / "a", [["a"], ["b"]])
+    remote.put(tmp_path / "a", uri)
+    build(tmp_path / "b", [["a"], ["b"], ["c"]])
+    for name in ("shard-00000.arrow", "shard-00001.arrow"):
+        (tmp_path / "b" / name).unlink()  # would be missed if it were read
+    (tmp_path / "b" / "shard-00002.arrow").rename(tmp_path / "kept")
+    with pytest.raises(OSError):
+        remote.put(tmp_path / "b", uri)
+    assert len(TokenStore.open(uri)) == 2
+    (tmp_path / "kept").rename(tmp_path / "b" / "shard-00002.arrow")
+    remote.put(tmp_path / "b", uri)
+    assert [TokenStore.open(uri).text(i) for i in range(3)] == ["a", "b", "c"]
+
+
 def test_a_put_that_stops_leaves_no_store(bucket, tmp_path):  # C13
     uri = f"{bucket}/corpus"
     build(tmp_path / "a", [["a"], ["b"]])
