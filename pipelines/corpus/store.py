@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -202,7 +205,7 @@ class TokenStore:
             self._batches += self._open_shard(index, shard)
         self._offsets = [batch.column("tokens").offsets.to_numpy() for batch in self._batches]
         self._values = [batch.column("tokens").values.to_numpy(zero_copy_only=True) for batch in self._batches]
-        self._first = np.cumsum([0] + [batch.num_rows for batch in self._batches], dtype=np.int64)
+        self._first = list(accumulate((batch.num_rows for batch in self._batches), initial=0))  # row of each batch
         self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(offsets) for offsets in self._offsets)])
         self.lengths.flags.writeable = False
         self.tokens = int(self.lengths.sum())
@@ -219,8 +222,8 @@ class TokenStore:
 
     def __getitem__(self, i: int) -> np.ndarray:
         batch, row = self._locate(i)
-        start, stop = self._offsets[batch][row : row + 2]
-        return self._values[batch][start:stop]
+        offsets = self._offsets[batch]
+        return self._values[batch][offsets[row] : offsets[row + 1]]
 
     def paths(self, i: int) -> str:
         """Path of row i inside the corpus, with `/`, beginning with the name of its root folder."""
@@ -287,12 +290,12 @@ class TokenStore:
         return pa.chunked_array([batch.column(name) for batch in self._batches], _schema(np.dtype(np.uint16), "", 0).field(name).type)
 
     def _locate(self, i: int) -> tuple[int, int]:
-        count = len(self)
+        count, i = self._first[-1], operator.index(i)
         if not -count <= i < count:
             raise IndexError(f"row {i} of {count:,}")
-        i = i % count
-        batch = int(np.searchsorted(self._first, i, side="right")) - 1
-        return batch, int(i - self._first[batch])
+        i += count if i < 0 else 0
+        batch = bisect_right(self._first, i) - 1
+        return batch, i - self._first[batch]
 
     def _cell(self, column: str, i: int):
         batch, row = self._locate(i)
