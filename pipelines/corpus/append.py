@@ -31,8 +31,9 @@ class _NothingNew(Exception):
 
 
 def append(
-    kind: Kind, paths, out, tokenizer: str | None = None, shard_bytes: int = SHARD_BYTES, progress: Progress | None = None, run=on_ray
-) -> IngestReport:
+    kind: Kind, paths, out, tokenizer: str | None = None, shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None, run=on_ray,
+) -> IngestReport:  # fmt: skip
     """Adds what `kind` finds under `paths` to the store `out`; see `ingest`, whose arguments these are.
 
     The options must be those that the store was made with; `tokenizer` may be left out. Raises ValueError, in one line,
@@ -53,7 +54,9 @@ def append(
             return report(store, started, reused=True)
         for shard in read_manifest(partial)["shards"][len(store.shards) :]:
             os.replace(partial / shard["name"], out / shard["name"])
-        unfinished.move_record(partial, out, before=lambda: [os.replace(partial / name, out / name) for name in (SKIPPED, MANIFEST)])
+        with unfinished.record_moved(partial, out):
+            os.replace(partial / SKIPPED, out / SKIPPED)
+            os.replace(partial / MANIFEST, out / MANIFEST)
         shutil.rmtree(partial)
     return report(TokenStore.open(out), started, reused=False)
 
@@ -63,15 +66,17 @@ def check_same(store: TokenStore, kind: Kind, tokenizer: str | None) -> None:
     recorded = store.manifest["tokenizer"]
     if tokenizer is not None:
         how, value = parse_spec(tokenizer)
-        same = load_tokenizer(value).fingerprint == recorded["fingerprint"] if how == "file" else tokenizer == recorded["name"]
-        if not same:
-            raise ValueError(f"--append: {store.folder} was made with the tokenizer {recorded['name']}, not {tokenizer}; leave --tokenizer out")
+        found = load_tokenizer(value).fingerprint if how == "file" else tokenizer
+        if found not in (recorded["fingerprint"], recorded["name"]):
+            made = f"{store.folder} was made with the tokenizer {recorded['name']}"
+            raise ValueError(f"--append: {made}, not {tokenizer}; leave --tokenizer out")
     told = unfinished.recorded_options(store.folder)
     here = {"unit": kind.unit, "held out": list(getattr(kind, "held_out", ())), "options": kind.identity()}
     there = {"unit": store.unit, "held out": store.manifest["held_out"], "options": kind.identity() if told is None else told}
     for name, value in here.items():
         if there[name] != value:
-            raise ValueError(f"--append: {store.folder} was made with {name} {there[name]!r}, not {value!r}; give the same, or ingest anew")
+            made = f"{store.folder} was made with {name} {there[name]!r}"
+            raise ValueError(f"--append: {made}, not {value!r}; give the same, or ingest anew")
 
 
 @dataclass(frozen=True)
@@ -122,9 +127,11 @@ class _Appending:
             for place in there:
                 source = self.kind.read(place, read(place.file)).source
                 if source != self.store.source(row[place.collection, place.name]):
-                    raise ValueError(f"--append: {place.name} is in {self.store.folder} with other contents; ingest anew, or rename it")
+                    there = f"{place.name} is in {self.store.folder} with other contents"
+                    raise ValueError(f"--append: {there}; ingest anew, or rename it")
         new = [place for place in places if (place.collection, place.name) not in row]
         grown = {place.collection for place in new} & set(collections) if self.unit == "collection" else set()
         if grown:
-            raise ValueError(f"--append: {min(grown)} is in {self.store.folder} as one document, which can't grow; ingest anew")
+            there = f"{min(grown)} is in {self.store.folder} as one document"
+            raise ValueError(f"--append: {there}, which can't grow; ingest anew")
         return new

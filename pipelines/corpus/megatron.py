@@ -142,7 +142,7 @@ def import_megatron(prefix, tokenizer: Tokenizer, out) -> TokenStore:
 
 
 def _shards(prefix: Path, index: Index, tokenizer: Tokenizer, folder: Path) -> Iterator[Shard]:
-    data = np.memmap(_beside(prefix, ".bin"), np.uint8, "r") if len(index.lengths) and index.lengths.any() else np.zeros(0, np.uint8)
+    data = np.memmap(_beside(prefix, ".bin"), np.uint8, "r") if index.lengths.any() else np.zeros(0, np.uint8)
     bounds = index.documents if len(index.documents) else np.zeros(1, np.int64)
     sums = np.concatenate([[0], np.cumsum(index.lengths)])[bounds]
     document = shard = 0
@@ -153,7 +153,8 @@ def _shards(prefix: Path, index: Index, tokenizer: Tokenizer, folder: Path) -> I
                 ids = _document(data, index, bounds[d], bounds[d + 1])
                 if len(ids) and (ids.min() < 0 or ids.max() >= tokenizer.vocab_size):
                     worst = ids.min() if ids.min() < 0 else ids.max()
-                    raise ValueError(f"{prefix}: id {worst} in document {d:,}, but {tokenizer.name} has {tokenizer.vocab_size:,} ids; name the tokenizer that made them")
+                    has = f"{tokenizer.name} has {tokenizer.vocab_size:,} ids"
+                    raise ValueError(f"{prefix}: id {worst} in document {d:,}, but {has}; name the tokenizer that made them")
                 text = tokenizer.decode(ids, skip_special=True)
                 writer.add(f"{prefix.name}/{d:09d}", text.encode(), "utf-8", None, ids.astype(tokenizer.dtype))
             yield writer.close()

@@ -56,7 +56,8 @@ def fetch(uri: str) -> Path:
     with _said_in_one_line(uri):
         files, folder = FileSystem.from_uri(uri.rstrip("/"))
         if files.get_file_info(f"{folder}/{MANIFEST}").type is not FileType.File:
-            raise StoreError(f"{uri}: no {MANIFEST}, so no finished token store; put one there with `ringspan ingest … --out {uri}`")
+            how = f"put one there with `ringspan ingest … --out {uri}`"
+            raise StoreError(f"{uri}: no {MANIFEST}, so no finished token store; {how}")
         told = files.open_input_file(f"{folder}/{MANIFEST}").read()
         try:
             manifest = json.loads(told)
@@ -158,5 +159,5 @@ def _said_in_one_line(uri: str) -> Iterator[None]:
     except StoreError:
         raise
     except (OSError, ArrowException) as error:
-        told = " ".join(str(error).split())
-        raise StoreError(f"{uri}: cannot be reached with the credentials, region and endpoint of the environment ({told[:300]})") from error
+        told, how = " ".join(str(error).split())[:300], "the credentials, region and endpoint of the environment"
+        raise StoreError(f"{uri}: cannot be reached with {how} ({told})") from error

@@ -287,7 +287,8 @@ class TokenStore:
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of all rows, not copied: a string a row of path, collection, encoding, licence; bytes of source."""
-        return pa.chunked_array([batch.column(name) for batch in self._batches], _schema(np.dtype(np.uint16), "", 0).field(name).type)
+        kind = _schema(_dtype(self.vocab_size), "", 0).field(name).type
+        return pa.chunked_array([batch.column(name) for batch in self._batches], kind)
 
     def _locate(self, i: int) -> tuple[int, int]:
         count, i = self._first[-1], operator.index(i)

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.corpus.store import MANIFEST, SKIPPED, StoreError, TokenStore, shard_name
@@ -50,10 +50,11 @@ def record(partial: Path, identity: str, options: list) -> None:
     write_whole(partial / _RECORD, json.dumps({"identity": identity, "options": options}) + "\n")
 
 
-def move_record(partial: Path, out: Path, before: Callable[[], object]) -> None:
-    """`before` changes what `out` is made from: its record goes first and the new one, of no single input, comes last."""
+@contextlib.contextmanager
+def record_moved(partial: Path, out: Path) -> Iterator[None]:
+    """Inside, what `out` is made from changes: its record goes first, and the new one, of no single input, comes last."""
     (out / _RECORD).unlink(missing_ok=True)
-    before()
+    yield
     told = json.loads((partial / _RECORD).read_text(encoding="ascii"))
     write_whole(out / _RECORD, json.dumps({**told, "identity": "appended"}) + "\n")
 

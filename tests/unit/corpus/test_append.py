@@ -104,7 +104,7 @@ add(Path(sys.argv[1]), "store", "two")
 """
     at = kills = swapped = 0
     while not swapped:
-        at += 4
+        at += 3
         run = subprocess.run([sys.executable, "-c", program, str(trees), str(at)], capture_output=True, text=True)
         assert run.returncode in (0, -signal.SIGKILL), run.stderr
         store = TokenStore.open(trees / "store")
@@ -125,7 +125,7 @@ def test_a_killed_swap(trees, monkeypatch):
     def fail(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(appending.unfinished, "move_record", fail)
+    monkeypatch.setattr(appending.unfinished, "record_moved", fail)
     with pytest.raises(KeyboardInterrupt):
         add(trees, "store", "two")
     assert len(TokenStore.open(trees / "store")) == 12
