@@ -34,7 +34,18 @@ setup(
     ],
     extras_require={
         "gpu": ["flash-attn>=2.7"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "import-linter>=2.0", "transformers>=5,<6", "reportlab>=4"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "import-linter>=2.0",
+            "transformers>=5,<6",
+            "reportlab>=4",
+            "moto[s3]>=5",  # an S3 server, to test object stores
+            "flask>=3",  # which it serves with
+            "flask-cors>=5",
+            "tiktoken>=0.9",  # the reference for its rank files
+        ],
     },
     entry_points={"console_scripts": ["ringspan=pipelines.cli:main"]},
 )

@@ -23,6 +23,7 @@ from pipelines.config import Config, load_config, naming_stage
 from pipelines.code_completion.fim import Fim, template
 from pipelines.corpus import TokenStore
 from pipelines.corpus.mix import Share, mix, repeats
+from pipelines.corpus.remote import is_remote
 from pipelines.corpus.tokenizer import FILE_NAME, load_tokenizer
 from pipelines.corpus.windows import WindowPlan, document_lengths, held_out
 from pipelines.models.source import ORIGIN
@@ -86,13 +87,14 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
         _check_machine(stage.mesh_spec())
     if config.corpus.store is None:
         raise ValueError("corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`, then --set corpus.store=STORE")
-    store = TokenStore.open(absolute(config.corpus.store, "corpus.store"))
+    address = config.corpus.store
+    store = TokenStore.open(address if is_remote(address) else absolute(address, "corpus.store"))
     # A checkpoint has all weights, but for those that an adapter leaves as they are.
     init = _init(config, store) if resume is None or config.adapter.rank is not None else None
     if init is not None:
         config = config.model_copy(update={"checkpoint": dataclasses.replace(config.checkpoint, init=str(init))})
     config = config.model_copy(
-        update={"model": _model_for(config.model, store), "corpus": dataclasses.replace(config.corpus, store=str(store.folder))}
+        update={"model": _model_for(config.model, store), "corpus": dataclasses.replace(config.corpus, store=store.address)}
     )
     start = _checkpoint(run, resume)
     stages, first_step = [], 0
@@ -177,7 +179,7 @@ def _write_run_folder(prepared: Prepared) -> dict[str, str]:
     (run / "config.yaml").write_text(prepared.config.to_yaml(), encoding="utf-8")
     store.tokenizer.save(run)
     _keep_origin(prepared.job)
-    corpus = {"store": str(store.folder), "fingerprint": store.fingerprint, "tokenizer": store.tokenizer.fingerprint, "unit": store.unit}
+    corpus = {"store": store.address, "fingerprint": store.fingerprint, "tokenizer": store.tokenizer.fingerprint, "unit": store.unit}
     mixes = [dataclasses.asdict(change) for change in changed_mixes(prepared)]
     (run / "corpus.json").write_text(json.dumps(corpus | ({"mix": mixes} if mixes else {}), indent=1), encoding="utf-8")
     return corpus

@@ -104,9 +104,9 @@ def ingest(
     """
     started = time.monotonic()
     out = Path(out).resolve()
-    found = _find(kind, paths, tokenizer, shard_bytes)
+    found = find(kind, paths, tokenizer, shard_bytes)
     if (store := unfinished.up_to_date(out, found.identity)) is not None:
-        return _report(store, started, reused=True)
+        return report(store, started, reused=True)
     if run is on_ray:
         import ray
 
@@ -117,20 +117,21 @@ def ingest(
     partial.mkdir(parents=True, exist_ok=True)
     with unfinished.locked(partial, out):
         if unfinished.up_to_date(partial, found.identity) is None:  # else it was killed just before the last step
-            _build(kind, found, partial, tokenizer, shard_bytes, progress, run)
+            build(kind, found, partial, tokenizer, shard_bytes, progress, run)
         unfinished.tidy(partial, len(TokenStore.open(partial).shards))
         unfinished.put_in_place(partial, out)
-    return _report(TokenStore.open(out), started, reused=False)
+    return report(TokenStore.open(out), started, reused=False)
 
 
 def reusable(kind: Kind, paths, out, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES) -> IngestReport | None:
     """The report of the store `out` if it was made from just this input, else None. Needs no Ray."""
     started = time.monotonic()
-    store = unfinished.up_to_date(Path(out).resolve(), _find(kind, paths, tokenizer, shard_bytes).identity)
-    return None if store is None else _report(store, started, reused=True)
+    store = unfinished.up_to_date(Path(out).resolve(), find(kind, paths, tokenizer, shard_bytes).identity)
+    return None if store is None else report(store, started, reused=True)
 
 
-def _find(kind: Kind, paths, tokenizer: str, shard_bytes: int) -> _Input:
+def find(kind: Kind, paths, tokenizer: str, shard_bytes: int) -> _Input:
+    """The first step, and the identity of all that decides the store."""
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes is {shard_bytes}; it must be at least 1")
     how, value = parse_spec(tokenizer)
@@ -148,7 +149,10 @@ def _stamp(file: SourceFile) -> bytes:
     return json.dumps([file.name, file.size, file.mtime_ns, file.member]).encode()
 
 
-def _build(kind: Kind, found: _Input, partial: Path, tokenizer: str, shard_bytes: int, progress, run) -> None:
+def build(
+    kind: Kind, found: _Input, partial: Path, tokenizer: str, shard_bytes: int, progress, run, base: TokenStore | None = None
+) -> None:
+    """The other steps. Behind a `base`: its tokenizer, shards numbered after its own, and a manifest of both."""
     skipped = [asdict(entry) for entry in found.skipped]
     pieces = cut(found.files, shard_bytes)
     files, facts = [], []
@@ -162,15 +166,18 @@ def _build(kind: Kind, found: _Input, partial: Path, tokenizer: str, shard_bytes
     if not places:
         first = f"{skipped[-1]['path']} as {skipped[-1]['reason']}"
         raise ValueError(f"nothing to ingest: all {len(found.files):,} inputs were left out, {first}")
-    encoder = _tokenizer(tokenizer, kind, places, partial, found.identity)
-    unfinished.record(partial, found.identity)
+    encoder = base.tokenizer if base else _tokenizer(tokenizer, kind, places, partial, found.identity)
+    unfinished.record(partial, found.identity, kind.identity())
     shards = cut(places, shard_bytes)
-    results = _step("encode", Encode(str(partial), kind, encoder), shards, progress, run)
+    before = base.shards if base else []
+    results = _step("encode", Encode(str(partial), kind, encoder), shards, progress, run, first=len(before))
     skipped += [row for result in results for row in result["skipped"]]
+    if base:  # whose list is already the new one if the last run was killed while it swapped them
+        skipped = [dict(row) for row in {tuple(row.items()) for row in skipped + base.skipped}]
     skipped.sort(key=lambda row: (row["path"], row["reason"]))
     known = dict(zip(files, facts))
     write_manifest(
-        partial, encoder, [Shard(**result["shard"]) for result in results], skipped,
+        partial, encoder, [*before, *(Shard(**result["shard"]) for result in results)], skipped,
         unit=kind.unit, held_out=getattr(kind, "held_out", ()), counts=kind.counts([known[place.file] for place in places]),
     )  # fmt: skip
 
@@ -190,21 +197,21 @@ def cut(items: list, shard_bytes: int = SHARD_BYTES) -> list[list]:
     return pieces
 
 
-def _step(name: str, step: Callable[[dict], dict], pieces: list[list], progress: Progress | None, run) -> list[dict]:
-    """What a step makes of each piece, in their order."""
+def _step(name: str, step: Callable[[dict], dict], pieces: list[list], progress: Progress | None, run, first: int = 0) -> list[dict]:
+    """What a step makes of each piece, in their order; the pieces are numbered from `first`."""
     results = {}
     inputs = bytes_done = 0
     total = sum(map(len, pieces))
     # What is in a piece travels as JSON: as nested columns it would be converted value by value.
-    rows = [{"index": i, "piece": json.dumps([asdict(item) for item in piece])} for i, piece in enumerate(pieces)]
+    rows = [{"index": i, "piece": json.dumps([asdict(item) for item in piece])} for i, piece in enumerate(pieces, start=first)]
     for row in run(step, rows):
-        piece = pieces[row["index"]]
+        piece = pieces[row["index"] - first]
         results[row["index"]] = json.loads(row["result"])
         inputs += len(piece)
         bytes_done += sum(item.size if isinstance(item, SourceFile) else item.file.size for item in piece)
         if progress:
             progress(name, inputs, total, bytes_done)
-    return [results[index] for index in range(len(pieces))]
+    return [results[index] for index in sorted(results)]
 
 
 @dataclass(frozen=True)
@@ -300,17 +307,18 @@ def _tokenizer(spec: str, kind: Kind, places: list[Place], partial: Path, identi
 
 
 def _training_texts(kind: Kind, places: list[Place]) -> Iterator[str]:
-    """Texts in an order that mixes folders, up to TRAINING_BYTES; the same for the same names."""
-    chosen, left = [], TRAINING_BYTES
-    for place in sorted(places, key=lambda place: hashlib.blake2b(place.name.encode(), digest_size=8).digest()):
+    """Texts up to TRAINING_BYTES, of all folders alike; the same for the same names. They come in the rows' order, in
+    which containers are read fastest: it makes no difference to what is trained."""
+    chosen, left = set(), TRAINING_BYTES
+    for i in sorted(range(len(places)), key=lambda i: hashlib.blake2b(places[i].name.encode(), digest_size=8).digest()):
         if left <= 0:
             break
-        left -= place.file.size
-        chosen.append(place)
-    with sources.reading([place.file for place in chosen]) as read:
-        for place in chosen:
+        left -= places[i].file.size
+        chosen.add(i)
+    with sources.reading([places[i].file for i in sorted(chosen)]) as read:
+        for i in sorted(chosen):
             with contextlib.suppress(Unreadable):  # listed by the task that reads it for the store
-                yield kind.read(place, read(place.file)).text
+                yield kind.read(places[i], read(places[i].file)).text
 
 
 @contextlib.contextmanager
@@ -325,7 +333,8 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _report(store: TokenStore, started: float, reused: bool) -> IngestReport:
+def report(store: TokenStore, started: float, reused: bool) -> IngestReport:
+    """What the store holds; `started` by `time.monotonic`."""
     seconds = time.monotonic() - started
     manifest = store.manifest
     return IngestReport(

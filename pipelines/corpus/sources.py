@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.corpus import archives, git
+from pipelines.corpus import archives, git, tables
 from pipelines.corpus.decode import Unreadable
 
 
@@ -20,7 +20,7 @@ class SourceFile:
     """An input: absolute path; name in the corpus, `root/relative/path` with `/`; bytes; modification time.
 
     `member` is what of the container `path` it is, None where it is the whole file: a place in an archive, or in a
-    repository `commit:blob`. `collection` is the repository that it belongs to, a leading part of its name, where that
+    repository `commit:blob`, in a table `column:row`. `collection` is the repository that it belongs to, a leading part of its name, where that
     is known on finding it.
     """
 
@@ -62,11 +62,18 @@ def reading(files: Iterable[SourceFile]) -> Iterator[Callable[[SourceFile], byte
             if file.member is None:
                 return _bytes(file.path)
             if file.path not in containers:
-                container = git.reader(file.path) if os.path.isdir(file.path) else archives.reader(file.path, wanted[file.path])
-                containers[file.path] = stack.enter_context(container)
+                containers[file.path] = stack.enter_context(_container(file.path, wanted[file.path]))
             return containers[file.path].read(file.member.rpartition(":")[2])
 
         yield read
+
+
+def _container(path: str, members: list[str]):
+    if os.path.isdir(path):
+        return git.reader(path)
+    if path.endswith(tables.SUFFIXES):
+        return tables.reader(path, members)
+    return archives.reader(path, members)
 
 
 def printable(name: str) -> str:

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +138,7 @@ def write_manifest(
     folder = Path(folder)
     tokenizer.save(folder)
     lines = [json.dumps({"path": row["path"], "reason": row["reason"]}) + "\n" for row in skipped]
-    (folder / SKIPPED).write_text("".join(lines), encoding="ascii")
+    _write_whole(folder / SKIPPED, "".join(lines))
     kinds = [row["reason"].partition(":")[0] for row in skipped]
     told = json.dumps([SCHEMA_VERSION, tokenizer.fingerprint, unit, list(held_out)])
     identity = hashlib.blake2b(told.encode(), digest_size=16)
@@ -158,29 +161,41 @@ def write_manifest(
         "skipped": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "shards": [asdict(shard) for shard in shards],
     }
-    temporary = folder / (MANIFEST + ".tmp")
-    temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="ascii")
-    os.replace(temporary, folder / MANIFEST)
+    _write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="ascii")
+    os.replace(temporary, path)
 
 
 class TokenStore:
     """Rows as token arrays, read through the memory map.
 
     `len(store)` rows; `store[i]` is a read-only view [L] of row i's ids, no copy; `store.lengths` is int64 [rows].
-    `store.unit` says what windows take as one document, a "row" or a "collection". An instance pickles as its folder's path and maps the files anew where it arrives.
+    `store.unit` says what windows take as one document, a "row" or a "collection". An instance pickles as its `address`,
+    the folder or URI, and maps the files anew where it arrives.
     """
 
     @classmethod
     def open(cls, folder) -> TokenStore:
         """Opens and checks a store without reading its tokens: schema version, file sizes, footers, counts.
 
+        `folder` may be a URI, `s3://bucket/store`: see `remote`, which brings it to this machine.
+
         Raises StoreError (a ValueError) in one line that names the file and the difference. `verify` reads it all.
         """
+        if "://" in str(folder):
+            from pipelines.corpus import remote  # which knows what a store is
+
+            return cls(remote.fetch(str(folder)), address=str(folder))
         return cls(folder)
 
-    def __init__(self, folder):
+    def __init__(self, folder, address: str | None = None):
         self.folder = Path(folder).resolve()
-        self.manifest = _read_manifest(self.folder)
+        self.address = address or str(self.folder)
+        self.manifest = read_manifest(self.folder)
         self.fingerprint: str = self.manifest["fingerprint"]
         self.vocab_size: int = self.manifest["tokenizer"]["vocab_size"]
         self.unit: str = self.manifest["unit"]
@@ -190,7 +205,7 @@ class TokenStore:
             self._batches += self._open_shard(index, shard)
         self._offsets = [batch.column("tokens").offsets.to_numpy() for batch in self._batches]
         self._values = [batch.column("tokens").values.to_numpy(zero_copy_only=True) for batch in self._batches]
-        self._first = np.cumsum([0] + [batch.num_rows for batch in self._batches], dtype=np.int64)
+        self._first = list(accumulate((batch.num_rows for batch in self._batches), initial=0))  # row of each batch
         self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(offsets) for offsets in self._offsets)])
         self.lengths.flags.writeable = False
         self.tokens = int(self.lengths.sum())
@@ -200,15 +215,15 @@ class TokenStore:
                 raise StoreError(f"{self.folder / MANIFEST}: says {said:,} {field}, its shards hold {found:,}")
 
     def __reduce__(self):
-        return TokenStore.open, (str(self.folder),)
+        return TokenStore.open, (self.address,)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, i: int) -> np.ndarray:
         batch, row = self._locate(i)
-        start, stop = self._offsets[batch][row : row + 2]
-        return self._values[batch][start:stop]
+        offsets = self._offsets[batch]
+        return self._values[batch][offsets[row] : offsets[row + 1]]
 
     def paths(self, i: int) -> str:
         """Path of row i inside the corpus, with `/`, beginning with the name of its root folder."""
@@ -244,7 +259,7 @@ class TokenStore:
         """int64 [documents + 1]: to windows, document d is the rows documents[d] to documents[d + 1] − 1."""
         if self.unit == "row" or not len(self):
             return np.arange(len(self) + 1, dtype=np.int64)
-        collections = pa.chunked_array([batch.column("collection") for batch in self._batches])
+        collections = self.column("collection")
         changes = pc.not_equal(collections[1:], collections[:-1]).to_numpy()
         return np.concatenate([[0], 1 + np.flatnonzero(changes), [len(self)]]).astype(np.int64)
 
@@ -265,20 +280,23 @@ class TokenStore:
         lines = (self.folder / SKIPPED).read_text(encoding="ascii").splitlines()
         return [json.loads(line) for line in lines]
 
-    def verify(self) -> None:
-        """Reads every byte and compares the checksums; raises StoreError for the first shard that differs."""
-        for shard in self.shards:
-            found = file_checksum(self.folder / shard.name)
-            if found != shard.checksum:
-                raise StoreError(f"{self.folder / shard.name}: checksum {found}, the manifest says {shard.checksum}")
+    def verify(self, progress: Callable[[int, int, int], None] | None = None) -> None:
+        """Reads every byte; raises StoreError in one line that names every shard whose checksum is another."""
+        if faults := bad_shards(self.folder, progress):
+            raise StoreError("; ".join(faults))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of all rows, not copied: a string a row of path, collection, encoding, licence; bytes of source."""
+        kind = _schema(_dtype(self.vocab_size), "", 0).field(name).type
+        return pa.chunked_array([batch.column(name) for batch in self._batches], kind)
 
     def _locate(self, i: int) -> tuple[int, int]:
-        count = len(self)
+        count, i = self._first[-1], operator.index(i)
         if not -count <= i < count:
             raise IndexError(f"row {i} of {count:,}")
-        i = i % count
-        batch = int(np.searchsorted(self._first, i, side="right")) - 1
-        return batch, int(i - self._first[batch])
+        i += count if i < 0 else 0
+        batch = bisect_right(self._first, i) - 1
+        return batch, i - self._first[batch]
 
     def _cell(self, column: str, i: int):
         batch, row = self._locate(i)
@@ -314,6 +332,28 @@ class TokenStore:
         return batches
 
 
+def bad_shards(folder, progress: Callable[[int, int, int], None] | None = None) -> list[str]:
+    """What is wrong with each shard of the store in `folder`, one line each, in order, after reading every byte.
+
+    Also of a store that doesn't open. `progress` is called with (shards done, shards in all, bytes done).
+    """
+    folder = Path(folder)
+    shards = [Shard(**row) for row in read_manifest(folder)["shards"]]
+    faults, size = [], 0
+    for done, shard in enumerate(shards, start=1):
+        path = folder / shard.name
+        if not path.is_file():
+            faults.append(f"{path}: missing, the manifest lists it with {shard.rows:,} rows")
+        elif (found := path.stat().st_size) != shard.size:
+            faults.append(f"{path}: {found:,} bytes, the manifest says {shard.size:,}")
+        elif (checksum := file_checksum(path)) != shard.checksum:
+            faults.append(f"{path}: checksum {checksum}, the manifest says {shard.checksum}")
+        size += shard.size
+        if progress:
+            progress(done, len(shards), size)
+    return faults
+
+
 def file_checksum(path) -> str:
     """BLAKE2b of a file, 128 bits, read in pieces."""
     digest = hashlib.blake2b(digest_size=16)
@@ -323,7 +363,8 @@ def file_checksum(path) -> str:
     return digest.hexdigest()
 
 
-def _read_manifest(folder: Path) -> dict:
+def read_manifest(folder: Path) -> dict:
+    """A store's manifest; StoreError in one line where there is none of this version."""
     path = folder / MANIFEST
     if not path.is_file():
         raise StoreError(f"{folder}: no {MANIFEST}, so no finished token store; run `ringspan ingest` into this folder")

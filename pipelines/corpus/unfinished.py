@@ -38,10 +38,25 @@ def recorded(folder: Path) -> str | None:
     return json.loads(record.read_text(encoding="ascii"))["identity"] if record.is_file() else None
 
 
-def record(partial: Path, identity: str) -> None:
+def recorded_options(folder: Path) -> list | None:
+    """The options of the kind that `folder` was made with; None where that isn't on record."""
+    record = folder / _RECORD
+    return json.loads(record.read_text(encoding="ascii")).get("options") if record.is_file() else None
+
+
+def record(partial: Path, identity: str, options: list) -> None:
     # An unfinished folder may hold the manifest of another input: it goes before the record says otherwise.
     (partial / MANIFEST).unlink(missing_ok=True)
-    write_whole(partial / _RECORD, json.dumps({"identity": identity}) + "\n")
+    write_whole(partial / _RECORD, json.dumps({"identity": identity, "options": options}) + "\n")
+
+
+@contextlib.contextmanager
+def record_moved(partial: Path, out: Path) -> Iterator[None]:
+    """Inside, what `out` is made from changes: its record goes first, and the new one, of no single input, comes last."""
+    (out / _RECORD).unlink(missing_ok=True)
+    yield
+    told = json.loads((partial / _RECORD).read_text(encoding="ascii"))
+    write_whole(out / _RECORD, json.dumps({**told, "identity": "appended"}) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

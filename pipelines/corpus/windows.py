@@ -96,7 +96,7 @@ class WindowPlan:
     def __reduce__(self):
         documents, repeats = (None if a is None else np.asarray(a, np.int64).tobytes() for a in (self.documents, self.repeats))
         arguments = (self.context, self.overlap, self.seed, documents, self.positions, repeats, self.rewriter)
-        return _rebuild, (str(self.store.folder), self.store.fingerprint, *arguments)
+        return _rebuild, (self.store.address, self.store.fingerprint, *arguments)
 
     def _room(self) -> tuple[int, int]:
         """The tokens that may be planned in a window, and the overlap in it."""

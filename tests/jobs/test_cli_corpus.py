@@ -1,0 +1,80 @@
+"""`ringspan corpus` and the options of ingest that lead to a store, as their user meets them; Ray is never started."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.corpus.code import Code
+from pipelines.corpus.ingest import in_process, ingest
+from tests.jobs.test_cli import no_ray, refusal, run  # noqa: F401
+
+
+@pytest.fixture
+def store(tmp_path):
+    for i in range(6):
+        (tmp_path / "repo").mkdir(exist_ok=True)
+        (tmp_path / "repo" / f"f{i}.py").write_text(f"# SPDX-License-Identifier: MIT\ndef f{i}():\n    return {'1' * 100 * i}\n")
+    (tmp_path / "repo" / "nul.py").write_bytes(b"a\0b")
+    ingest(Code(), [tmp_path / "repo"], tmp_path / "store", shard_bytes=600, run=in_process)
+    return tmp_path / "store"
+
+
+def answer(*arguments) -> dict:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_show(store):
+    found = answer("corpus", "show", store)
+    assert found["rows"] == 6 and found["licences"]["MIT"]["rows"] == 6 and found["skipped"] == {"binary": 1}
+    shown = run("corpus", "show", store, "--most", 1).stdout
+    assert "6 rows in 6 documents" in shown and "skipped: 1 binary" in shown
+    assert "no manifest.json" in refusal("corpus", "show", store.parent / "repo")
+
+
+def test_sample(store):
+    first = answer("corpus", "sample", store, "--count", 4, "--tokens", 30)
+    assert first == answer("corpus", "sample", store, "--count", 4, "--tokens", 30) and len(first["samples"]) == 4
+    assert "<|endoftext|>" in run("corpus", "sample", store, "--context", 4096).stdout
+    assert "both must be at least 1" in refusal("corpus", "sample", store, "--count", 0)
+
+
+def test_verify_lists_every_bad_shard(store):  # C2
+    assert answer("corpus", "verify", store)["faults"] == []
+    shards = sorted(store.glob("shard-*"))
+    assert len(shards) >= 3
+    data = bytearray(shards[0].read_bytes())
+    data[data.index(b"def f")] = ord("x")
+    shards[0].write_bytes(data)
+    os.truncate(shards[1], shards[1].stat().st_size - 1)
+    shards[2].unlink()
+    result = run("corpus", "verify", store, "--json")
+    faults = json.loads(result.stdout)["faults"]
+    assert result.exit_code == 1 and [fault.split(": ")[0] for fault in faults] == [str(path) for path in shards[:3]]
+    assert ["checksum" in faults[0], "bytes, the manifest says" in faults[1], "missing" in faults[2]] == [True] * 3
+    assert "3 of its shards" in result.stderr
+
+
+def test_megatron_out_and_in(store, tmp_path):
+    result = answer("corpus", "export", store, "--megatron", tmp_path / "m" / "x")
+    back = answer("corpus", "import", tmp_path / "m" / "x", "--tokenizer", "byte", "--out", tmp_path / "back")
+    assert result["tokens"] == back["tokens"] == answer("corpus", "show", store)["tokens"] and back["documents"] == 6
+    assert "the ids are made already" in refusal("corpus", "import", tmp_path / "m" / "x", "--tokenizer", "bpe:300", "--out", tmp_path / "y")
+    assert "no such file" in refusal("corpus", "import", tmp_path / "none", "--tokenizer", "byte", "--out", tmp_path / "y")
+
+
+def test_what_ingest_refuses_before_it_starts(store, tmp_path):
+    repo = tmp_path / "repo"
+    assert "made with the tokenizer byte, not bpe:300" in refusal("ingest", "code", repo, "--out", store, "--append", "--tokenizer", "bpe:300")
+    assert "made with unit 'row', not 'collection'" in refusal("ingest", "code", repo, "--out", store, "--append", "--unit", "repository")
+    assert "no manifest.json" in refusal("ingest", "code", repo, "--out", tmp_path / "none", "--append")
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "t.parquet")
+    assert "no column text or content; it has body" in refusal("ingest", "tables", tmp_path / "t.parquet", "--out", tmp_path / "s")
+    assert "tiktoken:cl100k:FILE" in refusal("ingest", "code", repo, "--out", tmp_path / "s", "--tokenizer", "tiktoken:x")
+    assert "cannot be reached" in refusal("ingest", "code", repo, "--out", "ftp://host/x")
