@@ -126,20 +126,23 @@ def ingest() -> None:
 def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
     """Ingest source code from files and folders."""
     from pipelines.corpus import ingest as corpus
+    from pipelines.corpus.code import Code
+    from pipelines.corpus.unfinished import check_replaceable
     from pipelines.paths import absolute
 
+    kind = Code()
     with wrong_input():
         out = absolute(out, "--out")
         paths = [absolute(path, "PATH") for path in paths]
-        report = corpus.reusable(paths, out, tokenizer)
+        report = corpus.reusable(kind, paths, out, tokenizer)
         if report is None:
-            corpus.check_replaceable(out)
+            check_replaceable(out)
     if report is None:
         from cluster.launch import connected
 
-        with _stdout_for_the_answer(), connected(cpus=_cpus(), verbose=verbose), _bar("ingest") as progress:
+        with _stdout_for_the_answer(), connected(cpus=_cpus(), verbose=verbose), _bar() as progress:
             try:
-                report = corpus.ingest_code(paths, out, tokenizer, progress=progress)
+                report = corpus.ingest(kind, paths, out, tokenizer, progress=progress)
             except ValueError as error:
                 raise Stop(str(error), WRONG_INPUT) from error
             except OSError as error:
@@ -412,15 +415,21 @@ def _parameters_line(trained: int, total: int) -> str:
 
 
 @contextlib.contextmanager
-def _bar(what: str):
-    """A progress bar on stderr; yields a callback (files done, files in all, bytes done)."""
+def _bar():
+    """A progress bar on stderr; yields a callback (step, files done, files in all, bytes done)."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("files {task.fields[size]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=None, size="")
-        yield lambda done, total, size: progress.update(task, completed=done, total=total, size=f"{size / 1e6:,.1f} MB")
+        tasks = {}
+
+        def show(step: str, done: int, total: int, size: int) -> None:
+            if step not in tasks:
+                tasks[step] = progress.add_task(step, total=total, size="")
+            progress.update(tasks[step], completed=done, size=f"{size / 1e6:,.1f} MB")
+
+        yield show
 
 
 if __name__ == "__main__":

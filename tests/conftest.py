@@ -113,17 +113,11 @@ def last_json(result: subprocess.CompletedProcess) -> dict:
 @pytest.fixture(scope="session")
 def code_store(tmp_path_factory):
     """A byte-level token store of this project's own sources (real code), made without Ray."""
-    from pipelines.corpus import ingest
-    from pipelines.corpus.sources import find_code
-    from pipelines.corpus.store import Shard, write_manifest
-    from pipelines.corpus.tokenizer import ByteTokenizer
+    from pipelines.corpus.code import Code
+    from pipelines.corpus.ingest import in_process, ingest
 
     folder = tmp_path_factory.mktemp("store") / "sources"
-    folder.mkdir()
-    files, _ = find_code([ROOT / "workers", ROOT / "pipelines", ROOT / "cluster"])
-    tokenizer = ByteTokenizer()
-    result = ingest.build_shard(folder, 0, files, tokenizer)
-    write_manifest(folder, tokenizer, [Shard(**result["shard"])], result["skipped"])
+    ingest(Code(), [ROOT / "workers", ROOT / "pipelines", ROOT / "cluster"], folder, run=in_process)
     return folder
 
 

@@ -1,16 +1,18 @@
-"""Files to token store, in parallel over a Ray cluster.
+"""Files to token store, in parallel over a Ray cluster. What code and papers do differently is their `Kind`.
 
-1. The driver finds the files and cuts the sorted list into shards by size alone, so that the plan, and with it every
-   byte of the store, is the same on any machine.
-2. Each Ray Data task reads, decodes and encodes the files of one shard and puts the shard in place whole. Tokens
-   never travel: a task returns its manifest row. Its memory is one record batch and one file.
-3. The driver writes the manifest last, in a folder `.NAME.partial` beside the store, which then becomes the store.
+1. *Find*: the driver lists the inputs.
+2. *Survey*: tasks read every input once, and say what it is or why it is left out.
+3. *Arrange*: the driver, which now knows all of them, puts the rows in order and cuts them into shards by size alone,
+   so that every byte of the store is the same on any machine.
+4. *Encode*: tasks read, encode and put in place one shard each. Tokens never travel: a task returns its manifest row.
+   Its memory is one record batch and one input.
 
-An ingest that was killed goes on where it was: a finished shard has a note `shard-00000.json` that names the exact
-input it was made from, and is kept if that input is still the same. A store made from the same input (names, sizes,
-modification times, tokenizer, shard size) is used again as it is. One made from another is rebuilt beside it and
-replaced when the new one is whole; the two never mix. What the input was is recorded in `.ingest.json`: modification
-times belong to one machine, so this file is no part of the store's identity.
+The manifest is written last, in a folder `.NAME.partial` beside the store, which then becomes the store.
+
+An ingest that was killed goes on where it was: a finished piece of a step has a note, `survey-00000.json` or
+`shard-00000.json`, that names the exact input it was made from, and is kept if that is still the same. A store made
+from the same input (names, sizes, modification times, options) is used again as it is. One made from another is rebuilt
+beside it and replaced when the new one is whole; the two never mix.
 
 All nodes must see the input and the store under the same paths.
 """
@@ -18,51 +20,37 @@ All nodes must see the input and the store under the same paths.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
-from pipelines.corpus import sources
+from pipelines.corpus import sources, unfinished
+from pipelines.corpus.kind import Facts, Kind, Place, encode
 from pipelines.corpus.sources import Skipped, SourceFile, Unreadable
-from pipelines.corpus.store import (
-    MANIFEST,
-    SKIPPED,
-    Shard,
-    ShardWriter,
-    StoreError,
-    TokenStore,
-    file_checksum,
-    shard_name,
-    write_manifest,
-)
-from pipelines.corpus.tokenizer import FILE_NAME, ByteTokenizer, Tokenizer, load_tokenizer, parse_spec, train_bpe
-from pipelines.paths import check_folder
+from pipelines.corpus.store import Shard, ShardWriter, TokenStore, file_checksum, shard_name, write_manifest
+from pipelines.corpus.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, parse_spec, train_bpe
 
 SHARD_BYTES = 64 << 20
 TRAINING_BYTES = 64 << 20  # of text that a byte-pair encoding is trained on; merges hardly change beyond
-_RECORD = ".ingest.json"
-_FORMAT = 1  # of the rules above; a change makes every earlier record out of date
+_FORMAT = 2  # of the rules above; a change makes every earlier record out of date
 _SMALLEST_SHARD, _FEWEST_SHARDS = 1 << 20, 32
 
-Progress = Callable[[int, int, int], None]
+Progress = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingest did. Rates are of source bytes (10⁶) and tokens a second of `seconds`, wall-clock."""
+    """What an ingest did. Rates are of source bytes (10⁶) and tokens a second of `seconds`, wall-clock. `counts` is what
+    the kind counts beside."""
 
     folder: str
     files: int
     skipped: dict[str, int]
+    counts: dict[str, int]
     bytes: int
     tokens: int
     seconds: float
@@ -72,166 +60,254 @@ class IngestReport:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Input:
     files: list[SourceFile]
     skipped: list[Skipped]
-    shards: list[list[SourceFile]]
     identity: str
 
 
-def ingest_code(
-    paths, out, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES, progress: Progress | None = None
-) -> IngestReport:
-    """Makes the token store `out` from the code under `paths`. Ray must be initialised, unless `reusable` says yes.
-
-    Args:
-        paths: files and folders; see `sources.find_code`.
-        out: the store's folder. Must be absent, empty, or a token store.
-        tokenizer: `byte`, `bpe:N` (trained on this corpus), or a `tokenizer.json`.
-        shard_bytes: most source bytes in a shard (a larger file has one to itself). A small corpus gets smaller
-            shards, 32 or so but none under 1 MiB, to give every CPU something to do.
-        progress: called with (files done, files in all, bytes done) as shards are finished.
-
-    Every document that isn't empty ends in `end_of_text`. Raises ValueError, in one line, for a wrong input.
-    """
-    import ray  # here, so that finding out that nothing is to be done doesn't cost its import
-
-    started = time.monotonic()
-    out = Path(out).resolve()
-    plan = _plan(paths, tokenizer, shard_bytes)
-    if (store := _up_to_date(out, plan)) is not None:
-        return _report(store, started, reused=True)
-    if not ray.is_initialized():
-        raise ValueError("Ray is not running here: call ray.init() before ingest_code")
-    check_replaceable(out)
-    partial = out.with_name(f".{out.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with _locked(partial, out):
-        if _up_to_date(partial, plan) is None:  # else it was killed just before the last step
-            encoder = _tokenizer(tokenizer, plan, partial)
-            _write_record(partial, plan)
-            results = sorted(_run(plan, partial, encoder, progress), key=lambda result: result["index"])
-            skipped = [asdict(entry) for entry in plan.skipped] + [row for r in results for row in r["skipped"]]
-            skipped.sort(key=lambda row: (row["path"], row["reason"]))
-            write_manifest(partial, encoder, [Shard(**result["shard"]) for result in results], skipped)
-        _tidy(partial, len(plan.shards))
-        _put_in_place(partial, out)
-    return _report(TokenStore.open(out), started, reused=False)
-
-
-def reusable(paths, out, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES) -> IngestReport | None:
-    """The report of the store `out` if it was made from just this input, else None. Needs no Ray."""
-    started = time.monotonic()
-    store = _up_to_date(Path(out).resolve(), _plan(paths, tokenizer, shard_bytes))
-    return None if store is None else _report(store, started, reused=True)
-
-
-def plan_shards(files: list[SourceFile], shard_bytes: int = SHARD_BYTES) -> list[list[SourceFile]]:
-    """Cuts the list, in its order, into runs of at most about `shard_bytes`; the machine has no say in it."""
-    total = sum(file.size for file in files)
-    limit = min(shard_bytes, max(_SMALLEST_SHARD, -(-total // _FEWEST_SHARDS)))
-    shards: list[list[SourceFile]] = [[]]
-    filled = 0
-    for file in files:
-        if shards[-1] and filled + file.size > limit:
-            shards.append([])
-            filled = 0
-        shards[-1].append(file)
-        filled += file.size
-    return shards
-
-
-def _plan(paths, tokenizer: str, shard_bytes: int) -> _Plan:
-    if shard_bytes < 1:
-        raise ValueError(f"shard_bytes is {shard_bytes}; it must be at least 1")
-    kind, value = parse_spec(tokenizer)
-    spec = load_tokenizer(value).fingerprint if kind == "file" else tokenizer
-    files, skipped = sources.find_code(paths)
-    identity = hashlib.blake2b(json.dumps([_FORMAT, spec, shard_bytes]).encode(), digest_size=16)
-    for file in files:
-        identity.update(_stamp(file))
-    for entry in skipped:
-        identity.update(json.dumps([entry.path, entry.reason]).encode())
-    return _Plan(files, skipped, plan_shards(files, shard_bytes), identity.hexdigest())
-
-
-def _stamp(file: SourceFile) -> bytes:
-    return json.dumps([file.name, file.size, file.mtime_ns]).encode()
-
-
-def _up_to_date(folder: Path, plan: _Plan) -> TokenStore | None:
-    """The finished store in `folder`, if it was made by this plan and opens; a damaged one is to be made again."""
-    if _recorded(folder) != plan.identity:
-        return None
-    try:
-        return TokenStore.open(folder)
-    except StoreError:
-        return None
-
-
-def _recorded(folder: Path) -> str | None:
-    record = folder / _RECORD
-    return json.loads(record.read_text(encoding="ascii"))["identity"] if record.is_file() else None
-
-
-def _write_record(partial: Path, plan: _Plan) -> None:
-    # An unfinished folder may hold the manifest of another input: it goes before the record says otherwise.
-    (partial / MANIFEST).unlink(missing_ok=True)
-    temporary = partial / (_RECORD + ".tmp")
-    temporary.write_text(json.dumps({"identity": plan.identity}) + "\n", encoding="ascii")
-    os.replace(temporary, partial / _RECORD)
-
-
-def _tokenizer(spec: str, plan: _Plan, partial: Path) -> Tokenizer:
-    kind, value = parse_spec(spec)
-    if kind == "byte":
-        return ByteTokenizer()
-    if kind == "file":
-        return load_tokenizer(value)
-    if _recorded(partial) == plan.identity:  # trained by the run that was interrupted
-        return load_tokenizer(partial, name=spec)
-    encoder = train_bpe(_training_texts(plan.files), value)
-    encoder.save(partial)  # before the record, which vouches for it
-    return encoder
-
-
-def _training_texts(files: list[SourceFile]) -> Iterator[str]:
-    """Texts in an order that mixes folders, up to TRAINING_BYTES; the same for the same names."""
-    left = TRAINING_BYTES
-    for file in sorted(files, key=lambda file: hashlib.blake2b(file.name.encode(), digest_size=8).digest()):
-        if left <= 0:
-            return
-        try:
-            text = sources.read_text(file.path).text
-        except Unreadable:
-            continue  # listed by the task that reads it for the store
-        if sources.unwanted(text) is None:
-            left -= file.size
-            yield text
-
-
-def _run(plan: _Plan, folder: Path, encoder: Tokenizer, progress: Progress | None) -> Iterator[dict]:
-    """Results of the shards as they are finished, in any order."""
+def on_ray(task: Callable[[dict], dict], rows: list[dict]) -> Iterator[dict]:
+    """What `task` makes of each row, in any order, as Ray Data gets it done."""
     import ray.data
 
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.raise_original_map_exception = True
-    # The files of a shard travel as JSON: as nested columns they would be converted one by one.
-    rows = [{"index": i, "files": json.dumps([asdict(f) for f in shard])} for i, shard in enumerate(plan.shards)]
     with ray.data.DataContext.current(context):
         dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    dataset = dataset.map(_shard_task, fn_kwargs={"folder": str(folder), "encoder": encoder})
-    files_done = bytes_done = 0
     with _quiet():
-        for row in dataset.iter_rows():
-            shard = plan.shards[row["index"]]
-            files_done += len(shard)
-            bytes_done += sum(file.size for file in shard)
-            if progress:
-                progress(files_done, len(plan.files), bytes_done)
-            yield json.loads(row["result"])
+        yield from dataset.map(task).iter_rows()
+
+
+def in_process(task: Callable[[dict], dict], rows: list[dict]) -> Iterator[dict]:
+    """The same without a cluster, for an input that is smaller than the time to start one."""
+    return map(task, rows)
+
+
+def ingest(
+    kind: Kind, paths, out, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES, progress: Progress | None = None,
+    run: Callable[[Callable[[dict], dict], list[dict]], Iterator[dict]] = on_ray,
+) -> IngestReport:  # fmt: skip
+    """Makes the token store `out` from what `kind` finds under `paths`.
+
+    Args:
+        out: the store's folder. Must be absent, empty, or a token store.
+        tokenizer: `byte`, `bpe:N` (trained on this corpus), or a `tokenizer.json`.
+        shard_bytes: most source bytes in a shard (a larger input has one to itself). A small corpus gets smaller
+            shards, 32 or so but none under 1 MiB, to give every CPU something to do.
+        progress: called with (step, inputs done, inputs in all, bytes done) as pieces are finished.
+        run: `on_ray`, for which Ray must be initialised unless `reusable` says that nothing is to be done, or `in_process`.
+
+    Raises ValueError, in one line, for a wrong input.
+    """
+    started = time.monotonic()
+    out = Path(out).resolve()
+    found = _find(kind, paths, tokenizer, shard_bytes)
+    if (store := unfinished.up_to_date(out, found.identity)) is not None:
+        return _report(store, started, reused=True)
+    if run is on_ray:
+        import ray
+
+        if not ray.is_initialized():
+            raise ValueError("Ray is not running here: call ray.init() before ingest")
+    unfinished.check_replaceable(out)
+    partial = out.with_name(f".{out.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    with unfinished.locked(partial, out):
+        if unfinished.up_to_date(partial, found.identity) is None:  # else it was killed just before the last step
+            _build(kind, found, partial, tokenizer, shard_bytes, progress, run)
+        unfinished.tidy(partial, len(TokenStore.open(partial).shards))
+        unfinished.put_in_place(partial, out)
+    return _report(TokenStore.open(out), started, reused=False)
+
+
+def reusable(kind: Kind, paths, out, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES) -> IngestReport | None:
+    """The report of the store `out` if it was made from just this input, else None. Needs no Ray."""
+    started = time.monotonic()
+    store = unfinished.up_to_date(Path(out).resolve(), _find(kind, paths, tokenizer, shard_bytes).identity)
+    return None if store is None else _report(store, started, reused=True)
+
+
+def _find(kind: Kind, paths, tokenizer: str, shard_bytes: int) -> _Input:
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes is {shard_bytes}; it must be at least 1")
+    how, value = parse_spec(tokenizer)
+    spec = load_tokenizer(value).fingerprint if how == "file" else tokenizer
+    files, skipped = kind.find(paths)
+    identity = hashlib.blake2b(json.dumps([_FORMAT, spec, shard_bytes, kind.identity()]).encode(), digest_size=16)
+    for file in files:
+        identity.update(_stamp(file))
+    for entry in skipped:
+        identity.update(json.dumps([entry.path, entry.reason]).encode())
+    return _Input(files, skipped, identity.hexdigest())
+
+
+def _stamp(file: SourceFile) -> bytes:
+    return json.dumps([file.name, file.size, file.mtime_ns, file.member]).encode()
+
+
+def _build(kind: Kind, found: _Input, partial: Path, tokenizer: str, shard_bytes: int, progress, run) -> None:
+    skipped = [asdict(entry) for entry in found.skipped]
+    pieces = cut(found.files, shard_bytes)
+    files, facts = [], []
+    for piece, result in zip(pieces, _step("survey", Survey(str(partial), kind), pieces, progress, run)):
+        skipped += result["skipped"]
+        for number, fact in result["facts"]:
+            files.append(piece[number])
+            facts.append(Facts(**fact))
+    if not files:
+        first = f"{skipped[-1]['path']} as {skipped[-1]['reason']}"
+        raise ValueError(f"nothing to ingest: all {len(found.files):,} inputs were left out, {first}")
+    places, left_out = kind.arrange(files, facts)
+    skipped += [asdict(entry) for entry in left_out]
+    encoder = _tokenizer(tokenizer, kind, places, partial, found.identity)
+    unfinished.record(partial, found.identity)
+    shards = cut(places, shard_bytes)
+    results = _step("encode", Encode(str(partial), kind, encoder), shards, progress, run)
+    skipped += [row for result in results for row in result["skipped"]]
+    skipped.sort(key=lambda row: (row["path"], row["reason"]))
+    known = dict(zip(files, facts))
+    write_manifest(
+        partial, encoder, [Shard(**result["shard"]) for result in results], skipped,
+        unit=kind.unit, held_out=getattr(kind, "held_out", ()), counts=kind.counts([known[place.file] for place in places]),
+    )  # fmt: skip
+
+
+def cut(items: list, shard_bytes: int = SHARD_BYTES) -> list[list]:
+    """Cuts inputs or rows, in their order, into runs of at most about `shard_bytes`; the machine has no say in it."""
+    sizes = [item.size if isinstance(item, SourceFile) else item.file.size for item in items]
+    limit = min(shard_bytes, max(_SMALLEST_SHARD, -(-sum(sizes) // _FEWEST_SHARDS)))
+    pieces: list[list] = [[]]
+    filled = 0
+    for item, size in zip(items, sizes):
+        if pieces[-1] and filled + size > limit:
+            pieces.append([])
+            filled = 0
+        pieces[-1].append(item)
+        filled += size
+    return pieces
+
+
+def _step(name: str, step: Callable[[dict], dict], pieces: list[list], progress: Progress | None, run) -> list[dict]:
+    """What a step makes of each piece, in their order."""
+    results = {}
+    inputs = bytes_done = 0
+    total = sum(map(len, pieces))
+    # What is in a piece travels as JSON: as nested columns it would be converted value by value.
+    rows = [{"index": i, "piece": json.dumps([asdict(item) for item in piece])} for i, piece in enumerate(pieces)]
+    for row in run(step, rows):
+        piece = pieces[row["index"]]
+        results[row["index"]] = json.loads(row["result"])
+        inputs += len(piece)
+        bytes_done += sum(item.size if isinstance(item, SourceFile) else item.file.size for item in piece)
+        if progress:
+            progress(name, inputs, total, bytes_done)
+    return [results[index] for index in range(len(pieces))]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The task of the second step: the facts of the inputs of a piece, each with its number in it."""
+
+    folder: str
+    kind: Kind
+
+    def __call__(self, row: dict) -> dict:
+        files = [SourceFile(**file) for file in json.loads(row["piece"])]
+        stamp = _input_stamp(self.kind, files)
+        note = Path(self.folder) / f"survey-{row['index']:05d}.json"
+        return {"index": row["index"], "result": json.dumps(_noted(note, stamp) or self._make(files, note, stamp))}
+
+    def _make(self, files: list[SourceFile], note: Path, stamp: str) -> dict:
+        facts, skipped = [], []
+        with sources.reading() as read:
+            for number, file in enumerate(files):
+                try:
+                    facts.append((number, asdict(self.kind.survey(file, read(file)))))
+                except Unreadable as error:
+                    skipped.append({"path": sources.printable(file.name), "reason": str(error)})
+        result = {"facts": facts, "skipped": skipped}
+        unfinished.write_whole(note, json.dumps({"input": stamp, "result": result}))
+        return result
+
+
+@dataclass(frozen=True)
+class Encode:
+    """The task of the fourth step: one shard, its manifest row and what could no longer be read."""
+
+    folder: str
+    kind: Kind
+    encoder: Tokenizer
+
+    def __call__(self, row: dict) -> dict:
+        places = [Place(**{**place, "file": SourceFile(**place["file"])}) for place in json.loads(row["piece"])]
+        return {"index": row["index"], "result": json.dumps(self.shard(row["index"], places))}
+
+    def shard(self, index: int, places: list[Place]) -> dict:
+        stamp = _input_stamp(self.kind, places, self.encoder)
+        note, path = Path(self.folder) / f"shard-{index:05d}.json", Path(self.folder) / shard_name(index)
+        result = _noted(note, stamp)
+        if result is not None and path.is_file() and file_checksum(path) == result["shard"]["checksum"]:
+            return result
+        skipped = []
+        with sources.reading() as read, ShardWriter(self.folder, index, self.encoder) as writer:
+            for place in places:
+                try:
+                    document = self.kind.read(place, read(place.file))
+                except Unreadable as error:  # it was readable in the survey
+                    if self.kind.unit == "collection":
+                        raise ValueError(f"{place.name} changed while it was ingested ({error}); run the same command again") from error
+                    skipped.append({"path": place.name, "reason": str(error)})
+                    continue
+                ids = encode(self.kind.parts(place, document), self.encoder)
+                writer.add(place.name, document.source, document.encoding, document.licence, ids, place.collection, document.details)
+            shard = writer.close()
+        result = {"shard": asdict(shard), "skipped": skipped}
+        unfinished.write_whole(note, json.dumps({"input": stamp, "result": result}))
+        return result
+
+
+def _noted(note: Path, stamp: str) -> dict | None:
+    """The result of an earlier, interrupted run for this very input."""
+    if not note.is_file():
+        return None
+    told = json.loads(note.read_text(encoding="ascii"))
+    return told["result"] if told["input"] == stamp else None
+
+
+def _input_stamp(kind: Kind, items: list, encoder: Tokenizer | None = None) -> str:
+    stamp = hashlib.blake2b(json.dumps([_FORMAT, kind.identity(), encoder and encoder.fingerprint]).encode(), digest_size=16)
+    for item in items:
+        stamp.update(_stamp(item) if isinstance(item, SourceFile) else _stamp(item.file))
+        if isinstance(item, Place):
+            stamp.update(json.dumps([item.name, item.collection, item.first, item.last]).encode())
+    return stamp.hexdigest()
+
+
+def _tokenizer(spec: str, kind: Kind, places: list[Place], partial: Path, identity: str) -> Tokenizer:
+    how, value = parse_spec(spec)
+    if how == "byte":
+        return ByteTokenizer()
+    if how == "file":
+        return load_tokenizer(value)
+    if unfinished.recorded(partial) == identity:  # trained by the run that was interrupted
+        return load_tokenizer(partial, name=spec)
+    encoder = train_bpe(_training_texts(kind, places), value)
+    encoder.save(partial)  # before the record, which vouches for it
+    return encoder
+
+
+def _training_texts(kind: Kind, places: list[Place]) -> Iterator[str]:
+    """Texts in an order that mixes folders, up to TRAINING_BYTES; the same for the same names."""
+    left = TRAINING_BYTES
+    with sources.reading() as read:
+        for place in sorted(places, key=lambda place: hashlib.blake2b(place.name.encode(), digest_size=8).digest()):
+            if left <= 0:
+                return
+            with contextlib.suppress(Unreadable):  # listed by the task that reads it for the store
+                left -= place.file.size
+                yield kind.read(place, read(place.file)).text
 
 
 @contextlib.contextmanager
@@ -246,111 +322,14 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _shard_task(row: dict, folder: str, encoder: Tokenizer) -> dict:
-    index = row["index"]
-    files = [SourceFile(**file) for file in json.loads(row["files"])]
-    result = _finished(Path(folder), index, files, encoder) or build_shard(folder, index, files, encoder)
-    return {"index": index, "result": json.dumps(result)}
-
-
-def build_shard(folder, index: int, files: list[SourceFile], encoder: Tokenizer) -> dict:
-    """Reads, encodes and writes the files of one shard; returns `index`, `shard` (manifest row) and `skipped`."""
-    skipped = []
-    with ShardWriter(folder, index, encoder) as writer:
-        for file in files:
-            try:
-                text = sources.read_text(file.path)
-            except Unreadable as error:
-                skipped.append({"path": file.name, "reason": str(error)})
-                continue
-            if reason := sources.unwanted(text.text):
-                skipped.append({"path": file.name, "reason": reason})
-                continue
-            ids = encoder.encode(text.text)
-            if len(ids):
-                ids = np.append(ids, ids.dtype.type(encoder.end_of_text))
-            writer.add(file.name, text.source, text.encoding, sources.licence(text.text), ids)
-        shard = writer.close()
-    result = {"index": index, "shard": asdict(shard), "skipped": skipped}
-    note = {"input": _shard_input(files, encoder), "result": result}
-    temporary = _note(folder, index).with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(note), encoding="ascii")
-    os.replace(temporary, _note(folder, index))
-    return result
-
-
-def _finished(folder: Path, index: int, files: list[SourceFile], encoder: Tokenizer) -> dict | None:
-    """The result of an earlier, interrupted run for this very shard."""
-    if not _note(folder, index).is_file():
-        return None
-    note = json.loads(_note(folder, index).read_text(encoding="ascii"))
-    path, checksum = folder / shard_name(index), note["result"]["shard"]["checksum"]
-    whole = note["input"] == _shard_input(files, encoder) and path.is_file() and file_checksum(path) == checksum
-    return note["result"] if whole else None
-
-
-def _shard_input(files: list[SourceFile], encoder: Tokenizer) -> str:
-    stamp = hashlib.blake2b(f"{_FORMAT} {encoder.fingerprint}".encode(), digest_size=16)
-    for file in files:
-        stamp.update(_stamp(file))
-    return stamp.hexdigest()
-
-
-def _note(folder, index: int) -> Path:
-    return Path(folder) / f"shard-{index:05d}.json"
-
-
-@contextlib.contextmanager
-def _locked(partial: Path, out: Path) -> Iterator[None]:
-    """Holds the unfinished folder for this process; the lock ends with the process, however that ends."""
-    folder = os.open(partial, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ValueError(f"another ingest is writing {out}; wait for it or choose another folder") from error
-    finally:
-        os.close(folder)
-
-
-def _tidy(partial: Path, shards: int) -> None:
-    """Takes away what an earlier, interrupted run left and what was needed only to go on after an interruption."""
-    kept = {MANIFEST, SKIPPED, FILE_NAME, _RECORD, *map(shard_name, range(shards))}
-    for path in partial.iterdir():
-        if path.name not in kept:
-            path.unlink()
-
-
-def check_replaceable(out: Path) -> None:
-    """Only a token store gives way to a new one: nothing else in `out` is ever deleted."""
-    check_folder(out, "--out")
-    if not out.exists():
-        return
-    ours = {MANIFEST, SKIPPED, FILE_NAME, _RECORD}
-    names = set(os.listdir(out)) - ours
-    foreign = sorted(name for name in names if not (name.startswith("shard-") and name.endswith(".arrow")))
-    if foreign:
-        raise ValueError(f"{out} holds {foreign[0]!r}, which is no part of a token store; choose another folder")
-
-
-def _put_in_place(partial: Path, out: Path) -> None:
-    old = out.with_name(f".{out.name}.old")
-    if old.exists():  # from a run that was killed between the two renames below, or just after them
-        shutil.rmtree(old)
-    if out.exists():
-        os.rename(out, old)
-    os.rename(partial, out)
-    if old.exists():
-        shutil.rmtree(old)
-
-
 def _report(store: TokenStore, started: float, reused: bool) -> IngestReport:
     seconds = time.monotonic() - started
     manifest = store.manifest
     return IngestReport(
         folder=str(store.folder),
-        files=manifest["documents"],
+        files=manifest["rows"],
         skipped=manifest["skipped"],
+        counts=manifest["counts"],
         bytes=manifest["bytes"],
         tokens=manifest["tokens"],
         seconds=seconds,

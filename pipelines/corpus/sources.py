@@ -28,9 +28,11 @@ it stands: line ends, form feeds, a missing last newline. A byte order mark is a
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,12 +70,14 @@ _LONGEST_LINE, _MEAN_LINE, _SMALL_TEXT = 65_536, 512, 16_384
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to ingest: absolute path; name in the corpus, `root/relative/path` with `/`; bytes; modification time."""
+    """An input: absolute path; name in the corpus, `root/relative/path` with `/`; bytes; modification time; and the
+    `member` of the container `path` that it is, None where it is the whole file."""
 
     path: str
     name: str
     size: int
     mtime_ns: int
+    member: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,19 @@ def find_code(paths) -> tuple[list[SourceFile], list[Skipped]]:
         inputs = ", ".join(printable(str(root)) for root in roots)
         raise ValueError(f"no source file in {inputs}: {len(skipped)} entries seen ({counts or 'an empty folder'})")
     return sorted(files.values(), key=lambda file: file.name), sorted(skipped, key=lambda s: (s.path, s.reason))
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[Callable[[SourceFile], bytes]]:
+    """Yields the function that gives an input's bytes; it raises Unreadable with the reason."""
+
+    def read(file: SourceFile) -> bytes:
+        try:
+            return Path(file.path).read_bytes()
+        except OSError as error:
+            raise Unreadable(f"unreadable: {error.strerror}") from error
+
+    yield read
 
 
 def read_text(path) -> Text:

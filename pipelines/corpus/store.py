@@ -6,10 +6,11 @@ A store is one folder:
                        is an unfinished ingest, never half a store
     tokenizer.json     the tokenizer that made the ids
     skipped.jsonl      one line for each file that was left out: path and reason
-    shard-00000.arrow  one row a document: path, source (the file's bytes), encoding, licence, tokens
+    shard-00000.arrow  a row a file or paper: path, collection (its repository or shelf), source (the file's bytes),
+                       encoding, licence, details (JSON: what else is known of it), tokens
 
 Nothing in these files depends on the time, the machine or the number of CPUs: the same input gives the same bytes.
-Tokens are `large_list`, whose offsets are 64-bit: one document may exceed 2³¹ tokens. A shard holds several record
+Tokens are `large_list`, whose offsets are 64-bit: one row may exceed 2³¹ tokens. A shard holds several record
 batches of a few MiB, so a writer's memory does not grow with the shard; a reader maps the file, and reading a slice
 touches only the pages under it.
 """
@@ -19,16 +20,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.corpus.tokenizer import Tokenizer, load_tokenizer
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST, SKIPPED = "manifest.json", "skipped.jsonl"
 _BATCH_BYTES = 8 << 20
 
@@ -39,11 +42,11 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """The manifest's row for a shard. `source_bytes` counts the documents' bytes, `size` the file's."""
+    """The manifest's row for a shard. `source_bytes` counts the rows' bytes, `size` the file's."""
 
     name: str
     size: int
-    documents: int
+    rows: int
     tokens: int
     source_bytes: int
     checksum: str
@@ -65,17 +68,22 @@ class ShardWriter:
         self._temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         self._schema = _schema(tokenizer.dtype, tokenizer.fingerprint, index)
         self._dtype = tokenizer.dtype
-        self._rows: list[tuple[str, bytes, str, str | None, np.ndarray]] = []
-        self._pending = self._documents = self._tokens = self._source_bytes = 0
+        self._rows: list[tuple[str, str, bytes, str, str | None, str | None, np.ndarray]] = []
+        self._pending = self._count = self._tokens = self._source_bytes = 0
         self._file = pa.OSFile(str(self._temporary), "wb")
         self._writer = pa.ipc.new_file(self._file, self._schema)
 
-    def add(self, path: str, source: bytes, encoding: str, licence: str | None, tokens: np.ndarray) -> None:
-        """Appends a document; `tokens` is [L] of the tokenizer's dtype."""
+    def add(
+        self, path: str, source: bytes, encoding: str, licence: str | None, tokens: np.ndarray,
+        collection: str | None = None, details: dict | None = None,
+    ) -> None:  # fmt: skip
+        """Appends a row; `tokens` is [L] of the tokenizer's dtype; its collection is by default its root folder."""
         assert tokens.dtype == self._dtype and tokens.ndim == 1
-        self._rows.append((path, source, encoding, licence, tokens))
-        self._pending += len(source) + tokens.nbytes
-        self._documents += 1
+        collection = path.partition("/")[0] if collection is None else collection
+        details = None if details is None else json.dumps(details, ensure_ascii=False)
+        self._rows.append((path, collection, source, encoding, licence, details, tokens))
+        self._pending += len(source) + tokens.nbytes + len(details or "")
+        self._count += 1
         self._tokens += len(tokens)
         self._source_bytes += len(source)
         if self._pending >= _BATCH_BYTES:
@@ -87,7 +95,7 @@ class ShardWriter:
         self._file.close()
         checksum, size = file_checksum(self._temporary), self._temporary.stat().st_size
         os.replace(self._temporary, self._path)
-        return Shard(self._path.name, size, self._documents, self._tokens, self._source_bytes, checksum)
+        return Shard(self._path.name, size, self._count, self._tokens, self._source_bytes, checksum)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -100,30 +108,37 @@ class ShardWriter:
     def _flush(self) -> None:
         if not self._rows:
             return
-        paths, sources, encodings, licences, tokens = zip(*self._rows)
+        paths, collections, sources, encodings, licences, details, tokens = zip(*self._rows)
         offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in tokens], dtype=np.int64)])
         columns = [
             pa.array(paths, pa.string()),
+            pa.array(collections, pa.string()),
             pa.array(sources, pa.large_binary()),
             pa.array(encodings, pa.string()),
             pa.array(licences, pa.string()),
+            pa.array(details, pa.large_string()),
             pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(tokens))),
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._rows, self._pending = [], 0
 
 
-def write_manifest(folder, tokenizer: Tokenizer, shards: list[Shard], skipped: list[dict]) -> None:
+def write_manifest(
+    folder, tokenizer: Tokenizer, shards: list[Shard], skipped: list[dict],
+    unit: str = "row", held_out: Sequence[str] = (), counts: dict[str, int] | None = None,
+) -> None:  # fmt: skip
     """Completes a store whose shards are in place: the tokenizer, the skipped files, and last the manifest.
 
-    `skipped` has `path` and `reason`; a reason is counted by its part before the first colon.
+    `skipped` has `path` and `reason`; a reason is counted by its part before the first colon. `unit` is what windows
+    take as one document, `held_out` the patterns of what is kept from training, `counts` what else was counted.
     """
     folder = Path(folder)
     tokenizer.save(folder)
     lines = [json.dumps({"path": row["path"], "reason": row["reason"]}) + "\n" for row in skipped]
     (folder / SKIPPED).write_text("".join(lines), encoding="ascii")
     kinds = [row["reason"].partition(":")[0] for row in skipped]
-    identity = hashlib.blake2b(f"{SCHEMA_VERSION} {tokenizer.fingerprint}".encode(), digest_size=16)
+    told = json.dumps([SCHEMA_VERSION, tokenizer.fingerprint, unit, list(held_out)])
+    identity = hashlib.blake2b(told.encode(), digest_size=16)
     for shard in shards:
         identity.update(shard.checksum.encode())
     manifest = {
@@ -134,7 +149,10 @@ def write_manifest(folder, tokenizer: Tokenizer, shards: list[Shard], skipped: l
             "fingerprint": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
         },
-        "documents": sum(shard.documents for shard in shards),
+        "unit": unit,
+        "held_out": list(held_out),
+        "counts": counts or {},
+        "rows": sum(shard.rows for shard in shards),
         "tokens": sum(shard.tokens for shard in shards),
         "bytes": sum(shard.source_bytes for shard in shards),
         "skipped": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
@@ -146,10 +164,10 @@ def write_manifest(folder, tokenizer: Tokenizer, shards: list[Shard], skipped: l
 
 
 class TokenStore:
-    """Documents as token arrays, read through the memory map.
+    """Rows as token arrays, read through the memory map.
 
-    `len(store)` documents; `store[i]` is a read-only view [L] of document i's ids, no copy; `store.lengths` is int64
-    [documents]. An instance pickles as its folder's path and maps the files anew where it arrives.
+    `len(store)` rows; `store[i]` is a read-only view [L] of row i's ids, no copy; `store.lengths` is int64 [rows].
+    `store.unit` says what windows take as one document, a "row" or a "collection". An instance pickles as its folder's path and maps the files anew where it arrives.
     """
 
     @classmethod
@@ -165,6 +183,7 @@ class TokenStore:
         self.manifest = _read_manifest(self.folder)
         self.fingerprint: str = self.manifest["fingerprint"]
         self.vocab_size: int = self.manifest["tokenizer"]["vocab_size"]
+        self.unit: str = self.manifest["unit"]
         self.shards = [Shard(**row) for row in self.manifest["shards"]]
         self._batches: list[pa.RecordBatch] = []
         for index, shard in enumerate(self.shards):
@@ -175,7 +194,7 @@ class TokenStore:
         self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(offsets) for offsets in self._offsets)])
         self.lengths.flags.writeable = False
         self.tokens = int(self.lengths.sum())
-        for field, found in (("documents", len(self.lengths)), ("tokens", self.tokens)):
+        for field, found in (("rows", len(self.lengths)), ("tokens", self.tokens)):
             if self.manifest[field] != found:
                 said = self.manifest[field]
                 raise StoreError(f"{self.folder / MANIFEST}: says {said:,} {field}, its shards hold {found:,}")
@@ -192,11 +211,20 @@ class TokenStore:
         return self._values[batch][start:stop]
 
     def paths(self, i: int) -> str:
-        """Path of document i inside the corpus, with `/`, beginning with the name of its root folder."""
+        """Path of row i inside the corpus, with `/`, beginning with the name of its root folder."""
         return self._cell("path", i)
 
+    def collection(self, i: int) -> str:
+        """The repository or shelf that row i belongs to."""
+        return self._cell("collection", i)
+
+    def details(self, i: int) -> dict | None:
+        """What is known of row i beside its text, or None."""
+        details = self._cell("details", i)
+        return None if details is None else json.loads(details)
+
     def source(self, i: int) -> bytes:
-        """The bytes of document i's file, as they were."""
+        """The bytes of row i's file, as they were."""
         return self._cell("source", i)
 
     def encoding(self, i: int) -> str:
@@ -204,12 +232,21 @@ class TokenStore:
         return self._cell("encoding", i)
 
     def licence(self, i: int) -> str | None:
-        """The SPDX expression that document i declares in its head, or None."""
+        """The SPDX expression that row i declares in its head, or None."""
         return self._cell("licence", i)
 
     def text(self, i: int) -> str:
-        """The text of document i as it was encoded: line ends and form feeds kept, without a byte order mark."""
+        """The text of row i as it was encoded: line ends and form feeds kept, without a byte order mark."""
         return self.source(i).decode(self.encoding(i))
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """int64 [documents + 1]: to windows, document d is the rows documents[d] to documents[d + 1] − 1."""
+        if self.unit == "row" or not len(self):
+            return np.arange(len(self) + 1, dtype=np.int64)
+        collections = pa.chunked_array([batch.column("collection") for batch in self._batches])
+        changes = pc.not_equal(collections[1:], collections[:-1]).to_numpy()
+        return np.concatenate([[0], 1 + np.flatnonzero(changes), [len(self)]]).astype(np.int64)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -238,7 +275,7 @@ class TokenStore:
     def _locate(self, i: int) -> tuple[int, int]:
         count = len(self)
         if not -count <= i < count:
-            raise IndexError(f"document {i} of {count:,}")
+            raise IndexError(f"row {i} of {count:,}")
         i = i % count
         batch = int(np.searchsorted(self._first, i, side="right")) - 1
         return batch, int(i - self._first[batch])
@@ -250,7 +287,7 @@ class TokenStore:
     def _open_shard(self, index: int, shard: Shard) -> list[pa.RecordBatch]:
         path = self.folder / shard.name
         if not path.is_file():
-            raise StoreError(f"{path}: missing, the manifest lists it with {shard.documents:,} documents")
+            raise StoreError(f"{path}: missing, the manifest lists it with {shard.rows:,} rows")
         size = path.stat().st_size
         if size != shard.size:
             raise StoreError(f"{path}: {size:,} bytes, the manifest says {shard.size:,}")
@@ -268,10 +305,10 @@ class TokenStore:
             if found != value:
                 found = (found or b"?").decode()
                 raise StoreError(f"{path}: written as {key.decode()} {found}, expected {value.decode()}")
-        documents = sum(batch.num_rows for batch in batches)
+        rows = sum(batch.num_rows for batch in batches)
         offsets = [batch.column("tokens").offsets for batch in batches]
         tokens = sum(o[-1].as_py() - o[0].as_py() for o in offsets)
-        for field, found, said in (("documents", documents, shard.documents), ("tokens", tokens, shard.tokens)):
+        for field, found, said in (("rows", rows, shard.rows), ("tokens", tokens, shard.tokens)):
             if found != said:
                 raise StoreError(f"{path}: holds {found:,} {field}, the manifest says {said:,}")
         return batches
@@ -305,9 +342,11 @@ def _schema(dtype: np.dtype, fingerprint: str, index: int) -> pa.Schema:
     return pa.schema(
         [
             ("path", pa.string()),
+            ("collection", pa.string()),
             ("source", pa.large_binary()),
             ("encoding", pa.string()),
             ("licence", pa.string()),
+            ("details", pa.large_string()),
             ("tokens", pa.large_list(pa.from_numpy_dtype(dtype))),
         ],
         metadata={"shard": str(index), "tokenizer": fingerprint},

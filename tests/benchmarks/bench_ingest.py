@@ -21,7 +21,8 @@ import psutil
 import ray
 
 from pipelines.corpus import sources
-from pipelines.corpus.ingest import ingest_code
+from pipelines.corpus.code import Code
+from pipelines.corpus.ingest import ingest
 from pipelines.corpus.store import TokenStore
 from pipelines.corpus.tokenizer import ByteTokenizer, LibraryTokenizer, load_tokenizer, parse_spec, train_bpe
 
@@ -98,12 +99,12 @@ def main() -> None:
         for run in ("fresh", "warm"):
             out = Path(folder) / run
 
-            def ingest():
-                report = ingest_code(options.paths, out, spec)
+            def make():
+                report = ingest(Code(), options.paths, out, spec)
                 return report.bytes, report.tokens
 
-            table.time(f"ingest, {run} cluster of {options.cpus} CPUs", ingest)
-        table.time("ingest again, nothing changed", ingest)
+            table.time(f"ingest, {run} cluster of {options.cpus} CPUs", make)
+        table.time("ingest again, nothing changed", make)
         table.time("open the store", lambda: (size, TokenStore.open(out).tokens))
         ray.shutdown()
     print(json.dumps({"tokenizer": options.tokenizer, "files": len(files), "bytes": int(size), "rows": table.rows}))

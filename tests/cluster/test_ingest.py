@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.corpus import TokenStore, ingest, sources
-from pipelines.corpus.ingest import ingest_code, plan_shards, reusable
+from pipelines.corpus import TokenStore, sources
+from pipelines.corpus import ingest as ingesting
+from pipelines.corpus.code import Code
+from pipelines.corpus.ingest import cut, ingest, reusable
 from pipelines.corpus.tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -45,7 +47,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def test_store_holds_every_file_in_order_and_lists_the_rest(repo, tmp_path):
     calls = []
-    report = ingest_code([repo], tmp_path / "out", shard_bytes=SHARD, progress=lambda *call: calls.append(call))
+    report = ingest(Code(), [repo], tmp_path / "out", shard_bytes=SHARD, progress=lambda *call: calls.append(call))
     store = TokenStore.open(tmp_path / "out")
     store.verify()
     encoder = ByteTokenizer()
@@ -70,15 +72,18 @@ def test_store_holds_every_file_in_order_and_lists_the_rest(repo, tmp_path):
     assert len(store.shards) > 5
     assert (report.files, report.tokens, report.reused) == (len(expected), store.tokens, False)
     assert report.skipped == {"binary": 1, "generated": 1, "undecodable": 1}
-    files = len(sources.find_code([repo])[0])
-    assert len(calls) == len(store.shards) and calls == sorted(calls)
-    assert calls[-1] == (files, files, sum(file.size for file in sources.find_code([repo])[0]))
+    found = sources.find_code([repo])[0]
+    surveyed, encoded = ([call[1:] for call in calls if call[0] == step] for step in ("survey", "encode"))
+    assert len(surveyed) + len(encoded) == len(calls) and len(encoded) == len(store.shards)
+    assert surveyed == sorted(surveyed) and encoded == sorted(encoded)
+    assert surveyed[-1] == (len(found), len(found), sum(file.size for file in found))
+    assert encoded[-1][:2] == (len(store), len(store))
 
 
 def test_two_runs_and_two_copies_give_the_same_bytes(repo, tmp_path):  # C13
-    ingest_code([repo], tmp_path / "one", "bpe:300", shard_bytes=SHARD)
+    ingest(Code(), [repo], tmp_path / "one", "bpe:300", shard_bytes=SHARD)
     shutil.copytree(repo, tmp_path / "elsewhere" / "repo", copy_function=shutil.copy)  # other modification times
-    ingest_code([tmp_path / "elsewhere" / "repo"], tmp_path / "two", "bpe:300", shard_bytes=SHARD)
+    ingest(Code(), [tmp_path / "elsewhere" / "repo"], tmp_path / "two", "bpe:300", shard_bytes=SHARD)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     store = TokenStore.open(tmp_path / "one")
     assert store.tokenizer.name == "bpe:300" and store.tokens < store.manifest["bytes"]
@@ -88,44 +93,45 @@ def test_two_runs_and_two_copies_give_the_same_bytes(repo, tmp_path):  # C13
 
 def test_unchanged_input_is_used_again_and_changed_input_rebuilt(repo, tmp_path):
     out = tmp_path / "out"
-    first = ingest_code([repo], out, shard_bytes=SHARD)
+    first = ingest(Code(), [repo], out, shard_bytes=SHARD)
     inode = (out / "manifest.json").stat().st_ino
     start = time.monotonic()
-    again = ingest_code([repo], out, shard_bytes=SHARD)
+    again = ingest(Code(), [repo], out, shard_bytes=SHARD)
     assert time.monotonic() - start < 1
     assert again.reused and (out / "manifest.json").stat().st_ino == inode
     assert (again.files, again.tokens, again.skipped) == (first.files, first.tokens, first.skipped)
-    assert reusable([repo], out, shard_bytes=SHARD).tokens == first.tokens
-    assert reusable([repo], out, "bpe:300", shard_bytes=SHARD) is None
+    assert reusable(Code(), [repo], out, shard_bytes=SHARD).tokens == first.tokens
+    assert reusable(Code(), [repo], out, "bpe:300", shard_bytes=SHARD) is None
 
     (repo / "a" / "f00.py").write_text("changed = True\n")
-    assert not ingest_code([repo], out, shard_bytes=SHARD).reused
+    assert not ingest(Code(), [repo], out, shard_bytes=SHARD).reused
     assert TokenStore.open(out).text(1) == "changed = True\n"
-    ingest_code([repo], out, "bpe:300", shard_bytes=SHARD)
-    ingest_code([repo], tmp_path / "fresh", "bpe:300", shard_bytes=SHARD)
+    ingest(Code(), [repo], out, "bpe:300", shard_bytes=SHARD)
+    ingest(Code(), [repo], tmp_path / "fresh", "bpe:300", shard_bytes=SHARD)
     assert contents(out) == contents(tmp_path / "fresh")
     assert sorted(os.listdir(tmp_path)) == ["fresh", "out", "repo"]  # nothing temporary stays
 
 
 def test_a_damaged_store_is_made_again(repo, tmp_path):
     out = tmp_path / "out"
-    ingest_code([repo], out, shard_bytes=SHARD)
+    ingest(Code(), [repo], out, shard_bytes=SHARD)
     before = contents(out)
     os.truncate(out / "shard-00001.arrow", 100)
-    assert not ingest_code([repo], out, shard_bytes=SHARD).reused
+    assert not ingest(Code(), [repo], out, shard_bytes=SHARD).reused
     assert contents(out) == before
 
 
 def test_a_killed_run_goes_on_with_what_is_finished(repo, tmp_path, monkeypatch):  # C13
     out = tmp_path / "out"
-    ingest_code([repo], tmp_path / "undisturbed", "bpe:300", shard_bytes=SHARD)
+    ingest(Code(), [repo], tmp_path / "undisturbed", "bpe:300", shard_bytes=SHARD)
     program = f"""
 import os, ray, signal
-from pipelines.corpus.ingest import ingest_code
+from pipelines.corpus.code import Code
+from pipelines.corpus.ingest import ingest
 ray.init(address={_address()!r}, logging_level="error")
-def progress(done, files, size):
-    if done > files // 3: os.kill(os.getpid(), signal.SIGKILL)
-ingest_code([{str(repo)!r}], {str(out)!r}, "bpe:300", shard_bytes={SHARD}, progress=progress)
+def progress(step, done, files, size):
+    if step == "encode" and done > files // 3: os.kill(os.getpid(), signal.SIGKILL)
+ingest(Code(), [{str(repo)!r}], {str(out)!r}, "bpe:300", shard_bytes={SHARD}, progress=progress)
 """
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -138,8 +144,8 @@ ingest_code([{str(repo)!r}], {str(out)!r}, "bpe:300", shard_bytes={SHARD}, progr
     lost, cut, *kept = sorted(finished)
     lost.unlink()
     os.truncate(cut, 50)
-    monkeypatch.setattr(ingest, "train_bpe", None)  # the tokenizer is kept, too
-    ingest_code([repo], out, "bpe:300", shard_bytes=SHARD)
+    monkeypatch.setattr(ingesting, "train_bpe", None)  # the tokenizer is kept, too
+    ingest(Code(), [repo], out, "bpe:300", shard_bytes=SHARD)
     assert contents(out) == contents(tmp_path / "undisturbed")
     for path in kept:
         assert (out / path.name).stat().st_mtime_ns == finished[path]
@@ -147,14 +153,14 @@ ingest_code([{str(repo)!r}], {str(out)!r}, "bpe:300", shard_bytes={SHARD}, progr
 
 def test_leftovers_of_another_input_never_mix_in(repo, tmp_path):
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
-    ingest_code([repo], tmp_path / "fresh", shard_bytes=SHARD)
-    ingest_code([repo], out, "bpe:300", shard_bytes=1000)
+    ingest(Code(), [repo], tmp_path / "fresh", shard_bytes=SHARD)
+    ingest(Code(), [repo], out, "bpe:300", shard_bytes=1000)
     os.rename(out, partial)  # a complete store of other shards and another tokenizer, as if never put in place
     (partial / "shard-00001.123.tmp").write_text("half")
     (partial / "shard-00000.json").write_text(
         json.dumps({"input": "other", "result": {"shard": {"name": "shard-00000.arrow", "checksum": ""}}})
     )
-    ingest_code([repo], out, shard_bytes=SHARD)
+    ingest(Code(), [repo], out, shard_bytes=SHARD)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -163,17 +169,17 @@ def test_a_folder_that_is_no_store_is_left_alone(repo, tmp_path):
         (tmp_path / name).mkdir() if name == "notes" else (tmp_path / name).write_text("x")
     (tmp_path / "notes" / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match="notes holds 'thesis.tex', which is no part of a token store"):
-        ingest_code([repo], tmp_path / "notes")
+        ingest(Code(), [repo], tmp_path / "notes")
     with pytest.raises(ValueError, match="file is a file"):
-        ingest_code([repo], tmp_path / "file")
+        ingest(Code(), [repo], tmp_path / "file")
     assert (tmp_path / "notes" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "empty").mkdir()
-    assert ingest_code([repo], tmp_path / "empty").tokens > 0
+    assert ingest(Code(), [repo], tmp_path / "empty").tokens > 0
 
 
 def test_a_store_inside_its_own_input(repo):
-    first = ingest_code([repo], repo / "store", shard_bytes=SHARD)
-    again = ingest_code([repo], repo / "store", shard_bytes=SHARD)
+    first = ingest(Code(), [repo], repo / "store", shard_bytes=SHARD)
+    again = ingest(Code(), [repo], repo / "store", shard_bytes=SHARD)
     assert again.reused and again.files == first.files
 
 
@@ -185,12 +191,12 @@ def test_an_error_in_a_task_is_reported_as_itself(repo, tmp_path, monkeypatch):
         def encode(self, text: str) -> np.ndarray:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ingest, "ByteTokenizer", Broken)
+    monkeypatch.setattr(ingesting, "ByteTokenizer", Broken)
     with pytest.raises(OSError, match="No space left on device"):
-        ingest_code([repo], tmp_path / "out")
+        ingest(Code(), [repo], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     monkeypatch.undo()
-    assert ingest_code([repo], tmp_path / "out").tokens > 0
+    assert ingest(Code(), [repo], tmp_path / "out").tokens > 0
 
 
 def test_shards_depend_on_sizes_alone():
@@ -198,7 +204,7 @@ def test_shards_depend_on_sizes_alone():
         return [sources.SourceFile(f"/{i}", f"{i}", size, 0) for i, size in enumerate(sizes)]
 
     def plan(*sizes: int, limit: int = 64 << 20):
-        return [[file.size for file in shard] for shard in plan_shards(files(*sizes), limit)]
+        return [[file.size for file in shard] for shard in cut(files(*sizes), limit)]
 
     mib = 1 << 20
     assert plan(1, 2, 3) == [[1, 2, 3]]  # under 1 MiB it is not worth while

@@ -158,16 +158,10 @@ class TestTrain:
         assert "is a checkpoint of another model: model.dim is 32 there and 64 here" in said
 
     def test_resume_with_a_store_of_another_tokenizer(self, finished, tmp_path):
-        from pipelines.corpus.ingest import build_shard
-        from pipelines.corpus.sources import find_code
-        from pipelines.corpus.store import Shard, write_manifest
-        from pipelines.corpus.tokenizer import train_bpe
+        from pipelines.corpus.code import Code
+        from pipelines.corpus.ingest import in_process, ingest
 
-        (tmp_path / "bpe").mkdir()
-        files, _ = find_code([ROOT / "workers"])
-        tokenizer = train_bpe(iter(["def f(x):\n    return x\n" * 20]), 264)
-        result = build_shard(tmp_path / "bpe", 0, files, tokenizer)
-        write_manifest(tmp_path / "bpe", tokenizer, [Shard(**result["shard"])], [])
+        ingest(Code(), [ROOT / "workers"], tmp_path / "bpe", "bpe:264", run=in_process)
         said = refusal("train", "--resume", finished, *settings(f"corpus.store={tmp_path}/bpe", "training.steps=4"))
         assert "was made with another tokenizer (bpe:264) than the run" in said
 

@@ -46,13 +46,35 @@ def test_empty_documents_keep_their_row(tmp_path):
     assert [store.licence(i) for i in (1, 3)] == [None, "MIT"]
     assert store[-2].tolist() == [98, end]
     for wrong in (5, -6):
-        with pytest.raises(IndexError, match=f"document {wrong} of 5"):
+        with pytest.raises(IndexError, match=f"row {wrong} of 5"):
             store[wrong]
 
 
 def test_store_without_documents_or_skipped_files(tmp_path):
     store = build(tmp_path, [[]], skipped=[])
     assert (len(store), store.tokens, store.lengths.tolist(), store.skipped) == (0, 0, [], [])
+
+
+def test_collections_and_details(tmp_path):
+    encoder, rows = ByteTokenizer(), []
+    where = [["r/a", "r/a"], ["r/a", "r/b", "s"], [], ["s"]]
+    for index, shard in enumerate(where):
+        with ShardWriter(tmp_path, index, encoder) as writer:
+            for i, collection in enumerate(shard):
+                writer.add(f"{collection}/{i}", b"x", "utf-8", None, encoder.encode("x"), collection, {"title": f"ü {i}"} if i else None)
+            rows.append(writer.close())
+    write_manifest(tmp_path, encoder, rows, [], unit="collection", held_out=["s"], counts={"papers": 6})
+    store = TokenStore.open(tmp_path)
+    assert store.unit == "collection" and store.documents.tolist() == [0, 3, 4, 6] and store.documents.dtype == np.int64
+    assert [store.collection(i) for i in range(6)] == ["r/a", "r/a", "r/a", "r/b", "s", "s"]
+    assert [store.details(i) for i in (0, 1)] == [None, {"title": "ü 1"}]
+    assert store.manifest["held_out"] == ["s"] and store.manifest["counts"] == {"papers": 6}
+    by_row = build(tmp_path / "rows", [["a", ""], ["b"]])
+    assert by_row.unit == "row" and by_row.documents.tolist() == [0, 1, 2, 3]
+    assert by_row.collection(0) == "r" and by_row.details(0) is None
+    (tmp_path / "none").mkdir()
+    write_manifest(tmp_path / "none", encoder, [], [], unit="collection")
+    assert TokenStore.open(tmp_path / "none").documents.tolist() == [0]
 
 
 def test_skipped_files_are_listed_and_counted(tmp_path):
@@ -158,13 +180,13 @@ def test_a_cut_shard_whose_size_was_corrected_in_the_manifest(pair):
     refused(pair, "shard-00000.arrow", "not a readable Arrow file")
 
 
-@pytest.mark.parametrize("field, found, said", [("documents", 2, 3), ("tokens", 7, 6)])
+@pytest.mark.parametrize("field, found, said", [("rows", 2, 3), ("tokens", 7, 6)])
 def test_a_count_off_by_one(pair, field, found, said):
     edit(pair, lambda manifest: manifest["shards"][1].update({field: said}))
     refused(pair, "shard-00001.arrow", f"holds {found} {field}", f"says {said}")
 
 
-@pytest.mark.parametrize("field, found", [("documents", 4), ("tokens", 14)])
+@pytest.mark.parametrize("field, found", [("rows", 4), ("tokens", 14)])
 def test_a_total_off_by_one(pair, field, found):
     edit(pair, lambda manifest: manifest.update({field: found + 1}))
     refused(pair, "manifest.json", f"says {found + 1} {field}", f"hold {found}")
@@ -185,11 +207,11 @@ def test_a_shard_made_with_another_tokenizer(pair):
 def test_missing_shard_missing_manifest_other_version(pair):
     shutil.copytree(pair, pair / "b")
     (pair / "shard-00001.arrow").unlink()
-    refused(pair, "shard-00001.arrow", "missing", "2 documents")
+    refused(pair, "shard-00001.arrow", "missing", "2 rows")
     (pair / "manifest.json").unlink()
     refused(pair, "no manifest.json")
     edit(pair / "b", lambda manifest: manifest.update(schema_version=7))
-    refused(pair / "b", "schema version 7", "reads 1")
+    refused(pair / "b", "schema version 7", "reads 2")
     (pair / "b" / "manifest.json").write_text("{")
     refused(pair / "b", "not a manifest")
 

@@ -9,10 +9,9 @@ import torch
 
 from pipelines.code_completion.complete import complete
 from pipelines.config import load_config
-from pipelines.corpus import ingest
-from pipelines.corpus.sources import find_code
-from pipelines.corpus.store import Shard, write_manifest
-from pipelines.corpus.tokenizer import ByteTokenizer, load_tokenizer
+from pipelines.corpus.code import Code
+from pipelines.corpus.ingest import in_process, ingest
+from pipelines.corpus.tokenizer import ByteTokenizer
 from pipelines.models.exporting import export_model
 from pipelines.models.importing import import_model
 from pipelines.models.source import open_source
@@ -25,16 +24,13 @@ from workers.model import load_pretrained
 from workers.model.huggingface import FolderTensors, read_config
 
 
-def store(folder: Path, tokenizer) -> Path:
-    folder.mkdir()
-    result = ingest.build_shard(folder, 0, find_code([Path(__file__).parent])[0], tokenizer)
-    write_manifest(folder, tokenizer, [Shard(**result["shard"])], result["skipped"])
-    return folder
+def store(folder: Path, tokenizer: str) -> Path:
+    return Path(ingest(Code(), [Path(__file__).parent], folder, tokenizer, run=in_process).folder)
 
 
 @pytest.fixture(scope="module")
 def byte_store(tmp_path_factory):
-    return store(tmp_path_factory.mktemp("stores") / "bytes", ByteTokenizer())
+    return store(tmp_path_factory.mktemp("stores") / "bytes", "byte")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +44,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own_store(model):
-    return store(model.parent / "store", load_tokenizer(model))
+    return store(model.parent / "store", str(model / "tokenizer.json"))
 
 
 def logits(model):
