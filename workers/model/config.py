@@ -126,6 +126,15 @@ class ModelConfig:
         return self.segment is not None and self.pooling == "learnt"
 
     @property
+    def receptive_field(self) -> int | None:
+        """Tokens, its own the last of them, that a token's representation depends on; None where that has no bound, or where the
+        place in the document matters (of sinks, blocks, segments, absolute positions)."""
+        placed = self.sinks or self.block is not None or self.segment is not None or self.top_blocks is not None
+        if placed or self.window is None or self.positions == "sinusoidal" or self.rope_scaling is not None:
+            return None
+        return 1 + self.layers * (self.window - 1)
+
+    @property
     def parameters(self) -> int:
         """Number of trainable values; ``vocab_size`` must be known."""
         heads_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
