@@ -1,7 +1,7 @@
 """Windows of long documents in parallel: Ray Data over actors that hold the model (``workers.inference.process``).
 
 Actors read their windows themselves, through the memory map; only results travel, in order and in bounded memory. An actor
-that dies is started again and its windows are redone.
+that dies is started again, as Ray Data does by itself, and its windows are redone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from workers.inference.process import Piece, Result, process
 
 BLOCK_TOKENS = 16_384  # of windows that travel as one task: a task costs Ray some ten milliseconds
 STORE_BYTES = 256 << 20  # the most that results may take on their way
-RESTARTS = 3  # of an actor, and of the windows it held
 
 COLUMNS = dict.fromkeys(("number", "document", "start", "context_only"), pa.int64()) | {
     "losses": pa.list_(pa.float32()), "weights": pa.list_(pa.float32()), "segments": pa.list_(pa.int32()),
@@ -68,7 +67,7 @@ def process_pieces(reader: PieceReader, weights: Path, actors: int | None = None
     actors = min(actors or gpus or max(1, int(resources["CPU"]) - 1), blocks)
     data = ray.data.range(len(reader), override_num_blocks=blocks).map_batches(
         Processor, batch_size=in_block, batch_format="pyarrow", concurrency=actors, num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0,
-        fn_constructor_args=(ray.put(reader), weights, 1), max_restarts=RESTARTS, max_task_retries=RESTARTS,
+        fn_constructor_args=(ray.put(reader), weights, 1),
     )  # fmt: skip
     data.context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources.for_limits(object_store_memory=STORE_BYTES)

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.corpus.windows import WindowPlan
 from pipelines.evaluation.pieces import DocumentPieces
 from tests.unit.evaluation.shelves import tokens_of, write_shelves
 
@@ -50,3 +51,22 @@ def test_marks_begin_segments(tmp_path):
         assert (store[row][edges[1:]] == special["<|section|>"]).all()
     again = pickle.loads(pickle.dumps(pieces))
     assert all(np.array_equal(a, b) for a, b in zip(again.read(3), pieces.read(3)))
+
+
+@given(context=st.integers(2, 400), data=st.data())
+def test_a_windows_parts_are_the_rows_of_its_tokens(context, data):
+    """Papers of a shelf are told apart, also where a window begins inside one, and no part is of two documents."""
+    store = shelves()
+    plan = WindowPlan(store, context, data.draw(st.integers(0, context - 1)))
+    row_of = [np.repeat(np.arange(first, last), store.lengths[first:last]) for first, last in zip(store.documents, store.documents[1:])]
+    for g in range(len(plan)):
+        window, at = plan.read(g), 0
+        seen = []
+        for span in plan.window(g):
+            read = np.maximum(np.arange(span.start, span.stop) - 1, 0)
+            rows, parts = row_of[span.document][read], window.parts[at : at + len(read)]
+            assert (np.diff(rows) == np.diff(parts)).all()
+            seen += np.unique(parts).tolist()
+            at += len(read)
+        assert seen == list(range(len(seen)))
+        assert (window.parts[at:] == len(seen)).all()
