@@ -193,7 +193,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
             result, tracker = execute(
                 prepared, verbose=verbose,
                 on_step=lambda row: click.echo(report.step_line(row), err=True),
-                on_evaluation=lambda row: click.echo(f"held-out loss at step {row['step']}: {row['loss']:.4f}", err=True),
+                on_evaluation=lambda row: click.echo(report.evaluation_line(row), err=True),
             )
         except RunFailed as error:
             raise Stop(str(error), FAILED) from error
