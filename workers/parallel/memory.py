@@ -19,6 +19,7 @@ from workers.attention.tape import Tape
 from workers.parallel.keep import Keeper
 from workers.parallel.store import DiskStore, HostStore, Store
 from workers.parallel.tiles import in_tiles
+from workers.training.loss import CHUNK_TOKENS
 
 CHOICES = {
     "recompute": ("none", "full", "selective"),
@@ -44,7 +45,7 @@ class MemoryConfig:
     offload_folder: str | None = None
     compress: str = "none"
     mlp_tile: int | None = None
-    loss_chunk: int = 1024
+    loss_chunk: int = CHUNK_TOKENS
     optimizer: str = "device"
 
     def __post_init__(self):

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workers.training.window import IGNORE
 
-CHUNK_TOKENS = 1024  # memory.loss_chunk, unless it says otherwise
+CHUNK_TOKENS = 1024  # the default of memory.loss_chunk, too
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -141,7 +141,7 @@ def test_long_text_is_encoded_in_pieces_with_the_same_ids_and_offsets(bpe, patte
         level = {**tree["pre_tokenizer"], "use_regex": False}
         tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
         tokenizer = LibraryTokenizer(json.dumps(tree), pattern)
-    monkeypatch.setattr("pipelines.corpus.tokenizer._PIECE_CHARACTERS", 10)
+    monkeypatch.setattr("pipelines.corpus.tokenizer.library._PIECE_CHARACTERS", 10)
     line = "    it's = add(first1,  second)\r\n\n\n\tnaïve(x);\n  else\r\n  \n{1234,5678}//we'll\n\n"
     text = line * 50 + CORPUS[0][:60_000]
     assert len(list(tokenizer._pieces(text))) > 3000

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import torch
 
-from pipelines.corpus.tokenizer import _byte_document
+from pipelines.corpus.tokenizer.byte import byte_document
 from pipelines.models.gguf import OUTER, TENSORS
 from workers.model import Decoder, ModelConfig, save_pretrained
 from workers.model.huggingface import model_tensors
@@ -30,7 +30,7 @@ def model(seed: int = 0, **fields) -> Decoder:
 
 def tokens() -> tuple[list[str], list[int]]:
     """Spellings and types (1 normal, 3 control, 5 unused) of the vocabulary."""
-    vocabulary = json.loads(_byte_document())["model"]["vocab"]
+    vocabulary = json.loads(byte_document())["model"]["vocab"]
     spelled = [*sorted(vocabulary, key=vocabulary.get), *WORDS[:4], "de", "Ġd", WORDS[4], "[PAD263]"]
     return spelled, [1] * 262 + [3, 5]
 
@@ -38,7 +38,7 @@ def tokens() -> tuple[list[str], list[int]]:
 def tokenizer_document() -> str:
     """A tokenizer.json with one control token, which is none of Ringspan's."""
     spelled, _ = tokens()
-    tree = json.loads(_byte_document())
+    tree = json.loads(byte_document())
     tree["model"] |= {"vocab": {token: i for i, token in enumerate(spelled[:-1])}, "merges": [merge.split() for merge in MERGES]}
     tree["added_tokens"] = [{**tree["added_tokens"][0], "id": 262, "content": WORDS[4]}]
     tree["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
