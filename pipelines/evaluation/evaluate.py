@@ -62,14 +62,18 @@ def prepare(
     return Evaluation(source, DocumentPieces(opened, used, context, overlap), [name(int(row)) for row in opened.documents[used]])
 
 
-def open_store(source: Source, store: Path | None, what: str = "--store") -> TokenStore:
-    """The store, or the one that the run was trained on; ValueError when there is none, or when its ids are not the model's."""
+def open_store(source: Source, store: Path | None) -> TokenStore:
+    """The store, or the one that the run was trained on; ValueError when there is none."""
     if store is None:
         recorded = source.folder / "corpus.json"
         if not recorded.is_file():
-            raise ValueError(f"{source.folder} does not say what it was trained on; name a store with {what}")
+            raise ValueError(f"{source.folder} does not say what it was trained on; name a store with --store")
         store = Path(read_mapping(recorded)["store"])
-    opened = TokenStore.open(store)
+    return of_model(source, TokenStore.open(store))
+
+
+def of_model(source: Source, opened: TokenStore) -> TokenStore:
+    """The store; ValueError when its ids are not the model's."""
     if opened.tokenizer.fingerprint != load_tokenizer(source.folder).fingerprint:
         raise ValueError(f"{opened.folder} was made with the tokenizer {opened.tokenizer.name}, which is not that of {source.folder}")
     return opened

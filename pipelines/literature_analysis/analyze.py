@@ -9,14 +9,20 @@ The answer is what the model says, which a small one cannot do well; the sources
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pipelines.corpus import TokenStore
-from pipelines.evaluation.evaluate import open_store
+from pipelines.corpus.ingest import in_process, ingest
+from pipelines.corpus.store import MANIFEST
+from pipelines.corpus.tokenizer import FILE_NAME
+from pipelines.evaluation.evaluate import of_model
 from pipelines.evaluation.pieces import DocumentPieces
+from pipelines.literature_analysis.kind import Papers
 from pipelines.literature_analysis.relevance import QuestionPieces, Section, losses_of_questions, nearest, sections_of
 from pipelines.models.source import Source, open_source
 
@@ -59,8 +65,22 @@ class Answer:
     prompt_tokens: int
 
 
+@contextlib.contextmanager
+def open_shelf(path: Path, shelf: Path, what: str = "--shelf"):
+    """The token store at ``shelf``, or one made of the papers in that folder with the model's tokenizer, which goes again."""
+    if (shelf / MANIFEST).is_file():
+        yield TokenStore.open(shelf)
+        return
+    if not shelf.is_dir():
+        raise ValueError(f"{what} {shelf} is neither a token store nor a folder of papers")
+    tokenizer = open_source(path).folder / FILE_NAME
+    with tempfile.TemporaryDirectory(prefix="ringspan-shelf-") as folder:
+        ingest(Papers(shelves="none"), [shelf], Path(folder) / "store", str(tokenizer), run=in_process)
+        yield TokenStore.open(Path(folder) / "store")
+
+
 def prepare(
-    path: Path, shelf: Path, questions: list[str], *, sources: int = 4, candidates: int = 256, new_tokens: int = 64, context: int | None = None
+    path: Path, shelf: TokenStore, questions: list[str], *, sources: int = 4, candidates: int = 256, new_tokens: int = 64, context: int | None = None
 ) -> Asked:
     """Raises ValueError, one line, for input that is wrong, before anything is started."""
     source = open_source(path)
@@ -75,7 +95,7 @@ def prepare(
     questions = [question.strip() for question in questions if question.strip()]
     if not questions:
         raise ValueError("there is no question; ask one with --question, or one a line in the file of --questions")
-    store = open_store(source, shelf, "--shelf")
+    store = of_model(source, shelf)
     encoded = [store.tokenizer.encode(f"\nQuestion: {question}\n") for question in questions]
     left = context - 1 - max(map(len, encoded)) - len(store.tokenizer.encode(ANSWER))
     if not 0 < new_tokens <= left // 2:
@@ -152,3 +172,16 @@ def _write(asked: Asked, model, prompt: list[int]) -> str:
     stop = asked.source.stop.union(tokenizer.special.values())
     ids = list(generate(model, prompt, asked.new_tokens, stop=stop, vocabulary=tokenizer.vocab_size))
     return tokenizer.decode(ids).rstrip("\ufffd").strip()
+
+
+def as_text(answers: list[Answer]) -> str:
+    """Each question with its answer and, numbered, what the answer was written from."""
+    blocks = []
+    for answer in answers:
+        lines = [answer.question, "", answer.answer or "(the model wrote nothing)", "",
+                 f"Sources, {answer.scored:,} of {answer.sections:,} sections scored; relevance in nats a token of the question:"]  # fmt: skip
+        for number, source in enumerate(answer.sources, 1):
+            place = f"{source.title}{f', {source.section}' if source.section else ''}"
+            lines.append(f"[{number}] {place} ({source.paper})  {source.relevance:+.3f}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
