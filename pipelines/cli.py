@@ -465,13 +465,18 @@ def ui(runs, port, host) -> None:
 @contextlib.contextmanager
 def _processing(weights: Path, actors: int | None, verbose: bool):
     """Yields what processes pieces of documents with the model of ``weights`` over Ray's actors, and the stdout for the answer."""
+    from ray.exceptions import RayError
+
     from cluster.launch import connected
     from cluster.process import process_pieces
 
     if actors is not None and actors < 1:
         raise Stop(f"--actors is {actors}; it must be at least 1", WRONG_INPUT)
     with _stdout_for_the_answer() as stdout, connected(cpus=max(_cpus(), (actors or 0) + 1), verbose=verbose):
-        yield lambda pieces: process_pieces(pieces, weights, actors), stdout
+        try:
+            yield lambda pieces: process_pieces(pieces, weights, actors), stdout
+        except RayError as error:
+            raise Stop(f"the windows could not be processed: {error}", FAILED) from error
 
 
 def _cpus() -> int:

@@ -97,6 +97,7 @@ def prepare(
         raise ValueError("there is no question; ask one with --question, or one a line in the file of --questions")
     store = of_model(source, shelf)
     encoded = [store.tokenizer.encode(f"\nQuestion: {question}\n") for question in questions]
+    QuestionPieces(store, encoded, [(number, None) for number in range(len(questions))], context)
     left = context - 1 - max(map(len, encoded)) - len(store.tokenizer.encode(ANSWER))
     if not 0 < new_tokens <= left // 2:
         raise ValueError(f"--max-tokens is {new_tokens}; it must be at least 1 and at most half of the {left} tokens that the question leaves of {context}")
@@ -105,7 +106,6 @@ def prepare(
         raise ValueError(f"{store.folder} has no paper with a token; name another --shelf")
     marks = tuple(store.tokenizer.special[mark] for mark in MARKS)
     papers = DocumentPieces(store, rows, context, unit="row", marks=marks)
-    QuestionPieces(store, encoded, [(number, None) for number in range(len(questions))], context)
     return Asked(source, store, papers, questions, encoded, context, sources, candidates, new_tokens)
 
 

@@ -166,6 +166,30 @@ class TestTrain:
         assert "was made with another tokenizer (bpe:264) than the run" in said
 
 
+class TestEvaluateAndAnalyze:
+    def test_what_is_no_store_or_another_models(self, finished, repo, tmp_path):
+        ask = ("evaluate", "--checkpoint", finished)
+        assert f"{repo}: no manifest.json" in refusal(*ask, "--store", repo)
+        assert f"{tmp_path}/nowhere is not a folder" in refusal("evaluate", "--checkpoint", tmp_path / "nowhere")
+        ask = ("analyze", "--checkpoint", finished, "--question", "Why?")
+        assert f"--shelf {tmp_path}/nowhere is neither a token store nor a folder of papers" in refusal(*ask, "--shelf", tmp_path / "nowhere")
+
+    @pytest.mark.parametrize("option, value, said", [
+        ("--documents", 0, "--documents is 0; it must be at least 1"), ("--overlap", 64, "--context is 64 and --overlap 64"),
+        ("--actors", 0, "--actors is 0; it must be at least 1"),
+    ])  # fmt: skip
+    def test_options_that_do_not_fit(self, finished, option, value, said):
+        assert said in refusal("evaluate", "--checkpoint", finished, option, value)
+
+    def test_questions(self, finished, code_store, tmp_path):
+        ask = ("analyze", "--checkpoint", finished, "--shelf", code_store)
+        assert "there is no question; ask one with --question" in refusal(*ask)
+        (tmp_path / "questions.txt").write_text("\n \n")
+        assert "there is no question" in refusal(*ask, "--questions", tmp_path / "questions.txt")
+        assert "is too long for a context of 64" in refusal(*ask, "--question", "why " * 20, "--max-tokens", 4)
+        assert "--max-tokens is 64" in refusal(*ask, "--question", "Why?")
+
+
 class TestComplete:
     @pytest.mark.parametrize("checkpoint", ["nowhere", "repo", "repo/a.py"])
     def test_a_checkpoint_that_is_none(self, repo, checkpoint):
