@@ -121,17 +121,28 @@ def ingest() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", required=True, help="Folder of the store.")
 @click.option("--tokenizer", default="byte", show_default=True, help="byte, bpe:N (trained on these files), or a tokenizer.json.")
+@click.option("--unit", type=click.Choice(["file", "repository"]), default="file", show_default=True, help="What training takes as one document.")
+@click.option("--order", type=click.Choice(["path", "random"]), default="path", show_default=True, help="Of the files in their repository.")
+@click.option("--line-ends", type=click.Choice(["keep", "lf"]), default="keep", show_default=True)
+@click.option("--licences", metavar="ID,ID", help="Take only files under these licences, by SPDX id, as in MIT,Apache-2.0.")
+@click.option("--near-duplicates", type=float, metavar="SIMILARITY", help="Leave out files so much like an earlier one, as in 0.85; exact copies always are.")
+@click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Whether .gitignore files count.")
+@click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a repository or folder, as in project/tests, and copies of it from training; repeatable.")
 @json_option
 @verbose_option
-def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
-    """Ingest source code from files and folders."""
+def ingest_code(paths, out, tokenizer, unit, order, line_ends, licences, near_duplicates, gitignore, hold_out, as_json, verbose) -> None:
+    """Ingest source code from files, folders, archives (tar, zip), and git repositories at a commit (REPO@COMMIT)."""
     from pipelines.corpus import ingest as corpus
     from pipelines.corpus.code import Code
     from pipelines.corpus.unfinished import check_replaceable
     from pipelines.paths import absolute
 
-    kind = Code()
     with wrong_input():
+        kind = Code(
+            unit={"file": "row", "repository": "collection"}[unit], order=order, line_ends=line_ends,
+            licences=() if licences is None else tuple(licences.split(",")),
+            near_duplicates=near_duplicates, held_out=hold_out, gitignore=gitignore,
+        )  # fmt: skip
         out = absolute(out, "--out")
         paths = [absolute(path, "PATH") for path in paths]
         report = corpus.reusable(kind, paths, out, tokenizer)

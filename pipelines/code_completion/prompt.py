@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.corpus.sources import SourceFile, Unreadable, find_code, read_text, unwanted
+from pipelines.corpus.decode import Unreadable, read_text
+from pipelines.corpus.find import find_code
+from pipelines.corpus.rules import unwanted
+from pipelines.corpus.sources import SourceFile
 from pipelines.corpus.tokenizer import Tokenizer
 
 SMALLEST_FILE = 16  # tokens; for less room than that no file is looked at
@@ -83,7 +86,7 @@ def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int) 
             text = read_text(file.path).text
         except Unreadable:
             continue  # not a file that ingest would have kept either
-        if not text or unwanted(text):
+        if not text or unwanted(text, file.name):
             continue
         document = [tokenizer.end_of_text, *tokenizer.encode(text).tolist()]
         if len(document) <= left:
