@@ -20,6 +20,9 @@ from workers.attention.layout import positions as layout_positions
 from workers.training.window import IGNORE, Window
 
 
+PLANES = 5  # of a batch: tokens, targets, positions, length, part
+
+
 @dataclass
 class Batch:
     """This rank's part of some sequences: int64 [B, s], and the pattern they are attended by.
@@ -38,9 +41,6 @@ class Batch:
 
 def causal(documents: torch.Tensor | None, parts: torch.Tensor | None = None) -> Pattern:
     return Pattern(documents=documents)
-
-
-PLANES = 5  # tokens, targets, positions, length, part
 
 
 def receive(windows: list[Window] | None, mesh, context: int, pattern: Callable[..., Pattern] = causal, alone: bool = False) -> Batch:
