@@ -137,13 +137,15 @@ def analyze(asked: Asked, process) -> list[Answer]:
         alone_loss = float(by_themselves[number].losses.astype(np.float64).sum())
         gain = {index: (alone_loss - with_section[index]) / len(asked.encoded[number]) for index in own}
         best = sorted(own, key=lambda index: -gain[index])[: asked.sources]
-        prompt, cited = _prompt(asked, number, [(pairs[index][1], gain[index]) for index in best])
-        answers.append(Answer(question, _write(asked, model, prompt), cited, count, len(own), len(prompt)))
+        prompt, parts, cited = _prompt(asked, number, [(pairs[index][1], gain[index]) for index in best])
+        answers.append(Answer(question, _write(asked, model, prompt, parts), cited, count, len(own), len(prompt)))
     return answers
 
 
-def _prompt(asked: Asked, number: int, best: list[tuple[Section, float]]) -> tuple[list[int], list[Cited]]:
-    """The best sections behind their papers' titles, cut at their ends where they would not all fit, then the question."""
+def _prompt(asked: Asked, number: int, best: list[tuple[Section, float]]) -> tuple[list[int], list[int], list[Cited]]:
+    """The best sections behind their papers' titles, cut at their ends where they would not all fit, then the question.
+
+    A section is a part of its own, as a paper is on a shelf; the question belongs to the best one's."""
     store, tokenizer = asked.store, asked.store.tokenizer
     asking = [*asked.encoded[number].tolist(), *tokenizer.encode(ANSWER).tolist()]
     share = (asked.context - asked.new_tokens - 1 - len(asking)) // len(best)
@@ -154,7 +156,9 @@ def _prompt(asked: Asked, number: int, best: list[tuple[Section, float]]) -> tup
         block = head + store[section.row][section.start : section.stop][: share - len(head)].tolist()
         blocks.append(block)
         cited.append(Cited(store.paths(section.row), title, heading, gain, len(block)))
-    return [tokenizer.end_of_text, *(token for block in reversed(blocks) for token in block), *asking], cited
+    blocks = [[tokenizer.end_of_text, *blocks[-1]], *blocks[-2::-1]]
+    blocks[-1] += asking
+    return [token for block in blocks for token in block], [part for part, block in enumerate(blocks) for _ in block], cited
 
 
 def name_of(store: TokenStore, section: Section) -> tuple[str, str]:
@@ -165,12 +169,12 @@ def name_of(store: TokenStore, section: Section) -> tuple[str, str]:
     return title, line(section.start, min(section.stop, section.start + 256)) if section.number else ""
 
 
-def _write(asked: Asked, model, prompt: list[int]) -> str:
+def _write(asked: Asked, model, prompt: list[int], parts: list[int]) -> str:
     from workers.inference.generate import generate
 
     tokenizer = asked.store.tokenizer
     stop = asked.source.stop.union(tokenizer.special.values())
-    ids = list(generate(model, prompt, asked.new_tokens, stop=stop, vocabulary=tokenizer.vocab_size))
+    ids = list(generate(model, prompt, asked.new_tokens, stop=stop, vocabulary=tokenizer.vocab_size, parts=parts))
     return tokenizer.decode(ids).rstrip("\ufffd").strip()
 
 
