@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Iterator, Protocol
 
-import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
@@ -50,8 +49,8 @@ class Processor:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         results = [process(self._model, self._reader.read(number)) for number in batch["id"].to_pylist()]
-        columns = {name: [np.ravel(getattr(r, name)) if pa.types.is_list(kind) else getattr(r, name) for r in results] for name, kind in COLUMNS.items()}
-        return pa.table({name: pa.array(values, COLUMNS[name]) for name, values in columns.items()})
+        flat = [result._replace(sums=result.sums.ravel()) for result in results]
+        return pa.table({name: pa.array([getattr(result, name) for result in flat], kind) for name, kind in COLUMNS.items()})
 
 
 def process_pieces(reader: PieceReader, weights: Path, actors: int | None = None) -> Iterator[Result]:

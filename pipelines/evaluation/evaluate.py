@@ -21,6 +21,7 @@ from pipelines.evaluation.pieces import DocumentPieces
 from pipelines.models.source import Source, open_source
 from pipelines.paths import read_mapping
 from workers.inference.process import Result
+from workers.model import ModelConfig
 from workers.training.evaluate import position_edges
 
 
@@ -59,7 +60,13 @@ def prepare(
     if len(used) > documents:
         used = used[np.linspace(0, len(used) - 1, documents).round().astype(np.int64)]
     name = opened.paths if opened.unit == "row" else opened.collection
-    return Evaluation(source, DocumentPieces(opened, used, context, overlap), [name(int(row)) for row in opened.documents[used]])
+    pieces = DocumentPieces(opened, used, context, overlap, blind=blind(source.model))
+    return Evaluation(source, pieces, [name(int(row)) for row in opened.documents[used]])
+
+
+def blind(model: ModelConfig) -> int:
+    """A window's first tokens whose receptive field is cut off there (see ``cross_fade``); 0 where that has no bound."""
+    return (model.receptive_field or 1) - 1
 
 
 def open_store(source: Source, store: Path | None) -> TokenStore:

@@ -20,7 +20,7 @@ from pipelines.corpus import TokenStore
 from pipelines.corpus.ingest import in_process, ingest
 from pipelines.corpus.store import MANIFEST
 from pipelines.corpus.tokenizer import FILE_NAME
-from pipelines.evaluation.evaluate import of_model
+from pipelines.evaluation.evaluate import blind, of_model
 from pipelines.evaluation.pieces import DocumentPieces
 from pipelines.literature_analysis.kind import Papers
 from pipelines.literature_analysis.relevance import QuestionPieces, Section, losses_of_questions, nearest, sections_of
@@ -105,7 +105,7 @@ def prepare(
     if not len(rows):
         raise ValueError(f"{store.folder} has no paper with a token; name another --shelf")
     marks = tuple(store.tokenizer.special[mark] for mark in MARKS)
-    papers = DocumentPieces(store, rows, context, unit="row", marks=marks)
+    papers = DocumentPieces(store, rows, context, unit="row", marks=marks, blind=blind(source.model))
     return Asked(source, store, papers, questions, encoded, context, sources, candidates, new_tokens)
 
 
