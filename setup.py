@@ -23,6 +23,9 @@ setup(
         "rich>=13",  # progress bars and tables
         "tokenizers>=0.20",  # byte-pair encoding and tokenizer.json files
         "pathspec>=0.12",  # .gitignore rules as git applies them
+        "pypdfium2>=5",  # papers in PDF: Chromium's reader, one wheel without a system library
+        "lxml>=5",  # papers in JATS and TEI, with entities, DTDs and the network off
+        "markdown-it-py>=3",  # papers in Markdown; rich brings it, too
         "safetensors>=0.4",
         "gguf>=0.17",  # llama.cpp's files: their quantized blocks as numbers
         "numpy>=1.26",
@@ -31,7 +34,7 @@ setup(
     ],
     extras_require={
         "gpu": ["flash-attn>=2.7"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "import-linter>=2.0", "transformers>=5,<6"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "import-linter>=2.0", "transformers>=5,<6", "reportlab>=4"],
     },
     entry_points={"console_scripts": ["ringspan=pipelines.cli:main"]},
 )

@@ -122,7 +122,7 @@ def ingest() -> None:
 @click.option("--out", required=True, help="Folder of the store.")
 @click.option("--tokenizer", default="byte", show_default=True, help="byte, bpe:N (trained on these files), or a tokenizer.json.")
 @click.option("--unit", type=click.Choice(["file", "repository"]), default="file", show_default=True, help="What training takes as one document.")
-@click.option("--order", type=click.Choice(["path", "random"]), default="path", show_default=True, help="Of the files in their repository.")
+@click.option("--order", type=click.Choice(["path", "dependency", "random"]), default="path", show_default=True, help="Of the files in their repository.")
 @click.option("--line-ends", type=click.Choice(["keep", "lf"]), default="keep", show_default=True)
 @click.option("--licences", metavar="ID,ID", help="Take only files under these licences, by SPDX id, as in MIT,Apache-2.0.")
 @click.option("--near-duplicates", type=float, metavar="SIMILARITY", help="Leave out files so much like an earlier one, as in 0.85; exact copies always are.")
@@ -132,10 +132,7 @@ def ingest() -> None:
 @verbose_option
 def ingest_code(paths, out, tokenizer, unit, order, line_ends, licences, near_duplicates, gitignore, hold_out, as_json, verbose) -> None:
     """Ingest source code from files, folders, archives (tar, zip), and git repositories at a commit (REPO@COMMIT)."""
-    from pipelines.corpus import ingest as corpus
     from pipelines.corpus.code import Code
-    from pipelines.corpus.unfinished import check_replaceable
-    from pipelines.paths import absolute
 
     with wrong_input():
         kind = Code(
@@ -143,6 +140,37 @@ def ingest_code(paths, out, tokenizer, unit, order, line_ends, licences, near_du
             licences=() if licences is None else tuple(licences.split(",")),
             near_duplicates=near_duplicates, held_out=hold_out, gitignore=gitignore,
         )  # fmt: skip
+    _ingest(kind, paths, out, tokenizer, as_json, verbose)
+
+
+@ingest.command("papers", epilog="Example: ringspan ingest papers ~/papers --out corpora/shelves --shelves citation --tokenizer bpe:8192")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--out", required=True, help="Folder of the store.")
+@click.option("--tokenizer", default="byte", show_default=True, help="byte, bpe:N (trained on these papers), or a tokenizer.json.")
+@click.option(
+    "--shelves", type=click.Choice(["citation", "similarity", "folder", "none"]), default="citation", show_default=True,
+    help="What brings papers together as one document, the older first; none: every paper is one.",
+)  # fmt: skip
+@click.option("--shelf-papers", type=int, default=16, show_default=True, help="Most papers on a shelf.")
+@click.option("--shelf-bytes", type=int, metavar="BYTES", help="Most bytes of text on a shelf; a byte is a token of the byte tokenizer.")
+@click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a folder or papers, as in papers/2024*, from training; repeatable.")
+@json_option
+@verbose_option
+def ingest_papers(paths, out, tokenizer, shelves, shelf_papers, shelf_bytes, hold_out, as_json, verbose) -> None:
+    """Ingest papers: PDF, LaTeX, JATS, TEI, Markdown, reStructuredText, plain text, sentence-numbered XML and SciREX."""
+    from pipelines.literature_analysis.kind import Papers
+
+    with wrong_input():
+        kind = Papers(shelves, shelf_papers, shelf_bytes, hold_out)
+    _ingest(kind, paths, out, tokenizer, as_json, verbose)
+
+
+def _ingest(kind, paths, out, tokenizer, as_json, verbose) -> None:
+    from pipelines.corpus import ingest as corpus
+    from pipelines.corpus.unfinished import check_replaceable
+    from pipelines.paths import absolute
+
+    with wrong_input():
         out = absolute(out, "--out")
         paths = [absolute(path, "PATH") for path in paths]
         report = corpus.reusable(kind, paths, out, tokenizer)
@@ -161,9 +189,11 @@ def ingest_code(paths, out, tokenizer, unit, order, line_ends, licences, near_du
     skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items())
     skipped = f"{skipped} (listed in {report.folder}/skipped.jsonl)" if skipped else "nothing"
     how = "unchanged, reused" if report.reused else f"{report.megabytes_per_second:.1f} MB/s, {report.tokens_per_second:,.0f} tokens/s"
+    counts = ", ".join(f"{count:,} {what}" for what, count in report.counts.items())
     text = (
         f"{report.files:,} files, {report.bytes / 1e6:,.1f} MB, {report.tokens:,} tokens in {report.seconds:.1f} s ({how})\n"
-        f"skipped: {skipped}\nstore: {report.folder}"
+        + (f"{counts}\n" if counts else "")
+        + f"skipped: {skipped}\nstore: {report.folder}"
     )
     _answer(as_json, vars(report), text)
 
@@ -180,8 +210,9 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     from cluster.launch import ClusterTooSmall, RunFailed
     from pipelines import report
     from pipelines.config import load_config
+    from pipelines.corpus.mix import lines as mix_lines
     from pipelines.tracking.lines import read_rows
-    from pipelines.train import execute, prepare
+    from pipelines.train import changed_mixes, execute, prepare
     from workers.model.adapter import count_parameters
 
     with wrong_input():
@@ -199,6 +230,8 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     for stage in prepared.stages:
         job = stage.job
         click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {_mesh_line(stage.mesh)}", err=True)
+    for change in changed_mixes(prepared):
+        click.echo("\n".join([f"mix of steps {change.first_step}–{change.last_step}", *mix_lines(change.before, change.after)]), err=True)
     with _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
@@ -302,6 +335,36 @@ def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens
         answers = run_analysis(found, process)
         value = {"checkpoint": str(found.source.weights), "shelf": str(shelf), "answers": [asdict(answer) for answer in answers]}
         _answer(as_json, value, as_text(answers), stdout)
+
+
+@main.command(epilog="Example: ringspan select ~/src/linux --at fs/ext4/inode.c:1000 --budget 60000 --tokenizer runs/first")
+@click.argument("repo", metavar="REPO")
+@click.option("--at", required=True, metavar="FILE:LINE", help="Where the work is; the line counts from 1.")
+@click.option("--budget", required=True, type=int, metavar="TOKENS", help="Most tokens to choose.")
+@click.option("--tokenizer", default="byte", show_default=True, help="What counts the tokens: byte, a tokenizer.json, or a folder with one.")
+@click.option("--out", metavar="FILE", help="Write the text there, as a repository stands in a corpus.")
+@json_option
+@verbose_option
+def select(repo, at, budget, tokenizer, out, as_json, verbose) -> None:
+    """Choose what of a repository too large for a context is worth having in it."""
+    from pipelines.code_completion.prompt import parse_place
+    from pipelines.code_completion.select import select as run_selection
+    from pipelines.code_completion.select import table
+    from pipelines.corpus.tokenizer import ByteTokenizer, load_tokenizer
+    from pipelines.paths import absolute
+
+    with wrong_input():
+        repo = absolute(repo, "REPO")
+        if not repo.is_dir():
+            raise ValueError(f"REPO {repo} is not a folder")
+        file, line = parse_place(at, repo)
+        encoder = ByteTokenizer() if tokenizer == "byte" else load_tokenizer(absolute(tokenizer, "--tokenizer"))
+        selection = run_selection(repo, file, line, budget, encoder)
+        if out is not None:
+            absolute(out, "--out").write_text(encoder.decode(selection.ids(encoder)), encoding="utf-8", newline="")
+    files = [{"path": c.path, "lines": c.lines, "reason": c.reason, "tokens": c.tokens} for c in selection.choices]
+    value = {"repository": selection.repository, "tokens": selection.tokens, "budget": budget, "files": files}
+    _answer(as_json, value, table(selection))
 
 
 @main.command("import", epilog="Example: ringspan import models/SmolLM2-135M.Q8_0.gguf --out models/smollm2 --special-tokens")

@@ -35,24 +35,23 @@ def order_files(names: list[str], links: list[list[str]]) -> list[int]:
     leave a choice, the order by path decides. A link to the file itself, or out of the repository, counts for nothing.
     """
     by_path = sorted(range(len(names)), key=lambda i: names[i])
-    place = {names[i]: rank for rank, i in enumerate(by_path)}
-    after, nodes = dependencies([names[i] for i in by_path], [links[i] for i in by_path])
-    ordered = []
-    for component in components(after):
-        ordered += sorted(rank for rank in component if rank < len(names))  # beyond are folders
-    assert len(ordered) == len(place) == len(names), "a file twice"
-    return [by_path[rank] for rank in ordered]
+    return [by_path[place] for place in dependencies_first([names[i] for i in by_path], [links[i] for i in by_path])]
 
 
-def dependencies(names: list[str], links: list[list[str]]) -> tuple[list[list[int]], list[str]]:
-    """For each file the sorted places of what it links to, as (neighbours of each node, names of the nodes).
+def dependencies_first(names: list[str], links: list[list[str]]) -> list[int]:
+    """The same, but where the links leave a choice the order of `names` decides."""
+    after = dependencies(names, links)
+    return [place for component in components(after) for place in sorted(component) if place < len(names)]  # beyond are folders
 
-    The first nodes are the files; an imported folder is a node of its own behind them, whose neighbours are its files:
-    so n files that import a package of m files are n + m edges.
+
+def dependencies(names: list[str], links: list[list[str]]) -> list[list[int]]:
+    """For each file the sorted places of what it links to.
+
+    An imported folder is a node of its own behind the files, whose neighbours are its files: so n files that import a
+    package of m files are n + m edges.
     """
     repository = Repository(names)
     node = {name: i for i, name in enumerate(names)}
-    nodes = list(names)
     after: list[list[int]] = []
     folders: list[str] = []
     for i, name in enumerate(names):
@@ -62,15 +61,13 @@ def dependencies(names: list[str], links: list[list[str]]) -> tuple[list[list[in
             if found is None or found == name:
                 continue
             if found not in node:
-                node[found] = len(nodes)
-                nodes.append(found)
+                node[found] = len(node)
                 folders.append(found)
             targets.add(node[found])
         after.append(sorted(targets))
     for folder in folders:
-        kind = ".go" if any(name.endswith(".go") for name in repository.files_in(folder)) else ""
-        after.append(sorted(node[f] for f in repository.files_in(folder) if f.endswith(kind) and not f.endswith("_test.go") and language(f)))
-    return after, nodes
+        after.append(sorted(node[name] for name in repository.files_in(folder) if language(name) and not name.endswith("_test.go")))
+    return after
 
 
 def components(after: list[list[int]]) -> list[list[int]]:

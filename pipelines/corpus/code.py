@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from pipelines.code_completion.links import links
+from pipelines.code_completion.order import order
 from pipelines.corpus.decode import Text, Unreadable, decode, with_line_feeds
 from pipelines.corpus.duplicates import NearDuplicates, signature
 from pipelines.corpus.find import find_code
@@ -14,7 +16,6 @@ from pipelines.corpus.licences import Allowed, by_folder, declared, is_licence_f
 from pipelines.corpus.rules import is_source_name, unwanted
 from pipelines.corpus.sources import Skipped, SourceFile
 
-ORDERS = ("path", "random")
 HELD_OUT_SIMILARITY = 0.85  # from which a training file counts as a copy of a held-out one, where nothing else is said
 
 
@@ -24,7 +25,7 @@ class Code:
 
     Args:
         unit: what windows take as one document, a file ("row") or a repository ("collection").
-        order: of the files in their repository, one of ORDERS.
+        order: of the files in their repository, one of `order.STRATEGIES`.
         line_ends: "keep", or "lf" to have CR LF and CR as LF.
         licences: SPDX ids; where there are some, a file under no licence that they allow is left out.
         near_duplicates: Jaccard similarity from which the later of two files is left out; None leaves out exact
@@ -70,6 +71,8 @@ class Code:
             raise Unreadable(reason)
         if self.near_duplicates is not None or self.held_out:
             more["signature"] = signature(text)
+        if self.order == "dependency":
+            more["links"] = links(file.name, text)
         return Facts(_checksum(text), len(data), declared(text), more)
 
     def arrange(self, files: list[SourceFile], facts: list[Facts]) -> tuple[list[Place], list[Skipped]]:
@@ -138,7 +141,8 @@ class Code:
         places = []
         for name, members in sorted(repositories.items()):
             last = len(members) - 1
-            for i, at in enumerate(self._order([row.file.name.removeprefix(name + "/") for row in members])):
+            paths = [row.file.name.removeprefix(name + "/") for row in members]
+            for i, at in enumerate(order(paths, [row.facts.more.get("links", []) for row in members], self.order)):
                 row = members[at]
                 places.append(Place(row.file, row.file.name, name, i == 0, i == last, row.licence))
         return places
@@ -147,11 +151,6 @@ class Code:
         part = row.held_out
         inside = part and part.startswith(row.file.collection + "/")
         return part if inside and self.unit == "collection" else row.file.collection
-
-    def _order(self, names: list[str]) -> list[int]:
-        if self.order == "path":
-            return sorted(range(len(names)), key=lambda i: names[i])
-        return sorted(range(len(names)), key=lambda i: (_checksum(names[i]), names[i]))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """From documents to windows of a fixed context: which tokens each training sequence holds, and in what order.
 
-A document is a row of the store, or all rows of a collection, one after another (`store.unit`). Of L tokens it has L targets. The input of a target is the token before it; the first target's input is
-`end_of_text`, the mark that a document starts. Hence a span of targets [start, stop) reads the inputs
-document[start − 1 : stop − 1].
+A document is a row of the store, or all rows of a collection, one after another (`store.unit`). Of L tokens it has L
+targets. The input of a target is the token before it; the first target's input is `end_of_text`, the mark that a
+document starts. Hence a span of targets [start, stop) reads the inputs document[start − 1 : stop − 1].
 
 1. `packing` cuts documents that are longer than the context and packs what is shorter.
 2. The seed and the epoch permute the windows; they change no window. So each token is a target exactly once an epoch
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
+from pipelines.corpus.holdout import held_out_part
 from pipelines.corpus.packing import plan_pieces
 from pipelines.corpus.store import TokenStore
 from pipelines.corpus.tokenizer import Tokenizer
@@ -262,7 +262,7 @@ def held_out(store: TokenStore, fraction: float, seed: int = 0) -> tuple[np.ndar
         raise ValueError(f"held-out fraction is {fraction}; it must be at least 0 and less than 1")
     lengths = document_lengths(store)
     if patterns := store.manifest["held_out"]:
-        rows = np.array([_matches(store, row, patterns) for row in range(len(store))], bool)
+        rows = np.array([held_out_part(store.paths(row), store.collection(row), patterns) is not None for row in range(len(store))], bool)
         out = np.diff(np.concatenate([[0], np.cumsum(rows)])[store.documents]) > 0
         if not lengths[~out].any():
             raise ValueError(f"{store.folder} holds out {', '.join(patterns)}, which is all it has; ingest something to train on beside")
@@ -278,12 +278,6 @@ def held_out(store: TokenStore, fraction: float, seed: int = 0) -> tuple[np.ndar
         if out[filled].all():
             out[filled[hashes[filled].argmax()]] = False
     return np.flatnonzero(~out), np.flatnonzero(out)
-
-
-def _matches(store: TokenStore, row: int, patterns: list[str]) -> bool:
-    parts = store.paths(row).split("/")
-    names = [store.collection(row), *("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))]
-    return any(fnmatchcase(name, pattern.rstrip("/")) for name in names for pattern in patterns)
 
 
 def _unit_hash(text: str) -> float:

@@ -82,12 +82,12 @@ def _read_text(text: str, data: bytes, extension: str, name: str, sibling) -> Pa
             return sets.read_scirex(tree)
         if extension == ".json":
             raise Unreadable("not a paper: JSON without words, sections and sentences")
+    if sets.is_labelled(text):
+        return sets.read_labelled(text)
     if extension in (".tex", ".ltx") or latex.is_main(text[:20_000]):
         if not latex.is_main(text):
             raise Unreadable("not a paper: TeX without \\documentclass")
         return latex.read_latex(text, name.rpartition("/")[2], _reader(sibling))
-    if sets.is_labelled(text):
-        return sets.read_labelled(text)
     if text.lstrip().startswith("Citance Number:"):
         raise Unreadable("not a paper: annotations of citations")
     if extension in (".md", ".markdown"):

@@ -18,6 +18,7 @@ from pipelines.literature_analysis.shelves import Member
 from pipelines.literature_analysis.similarity import terms
 
 _DOCUMENT, _SECTION = Special("<|document|>"), Special("<|section|>")
+_RULES = 1  # of reading, comparing and shelving papers; a change makes earlier stores out of date
 _REFERENCE_CHARACTERS = 400  # of a reference's text, in which its title is looked for
 
 
@@ -50,10 +51,14 @@ class Papers:
         return "row" if self.shelves == "none" else "collection"
 
     def identity(self) -> list:
-        return ["papers", self.shelves, self.shelf_papers, self.shelf_bytes, list(self.held_out)]
+        return ["papers", _RULES, self.shelves, self.shelf_papers, self.shelf_bytes, list(self.held_out)]
 
     def find(self, paths) -> tuple[list[SourceFile], list[Skipped]]:
-        return find_papers(paths)
+        files, skipped = find_papers(paths)
+        for pattern in self.held_out:
+            if not any(_matches(file.name, [pattern]) for file in files):
+                raise ValueError(f"--hold-out {pattern!r} matches none of {len(files):,} papers; their names begin like {files[0].name!r}")
+        return files, skipped
 
     def survey(self, file: SourceFile, data: bytes) -> Facts:
         paper = _read(file, data)
@@ -86,8 +91,8 @@ class Papers:
             return [Place(files[i], files[i].name, files[i].name.partition("/")[0]) for i in kept], left_out
         places: list[Place] = []
         # What is held out stands on no shelf with what isn't: windows hold out whole documents.
-        for name, members in (("held-out", [i for i in kept if self._holds_out(files[i].name)]),
-                              ("shelf", [i for i in kept if not self._holds_out(files[i].name)])):  # fmt: skip
+        for name, members in (("held-out", [i for i in kept if _matches(files[i].name, self.held_out)]),
+                              ("shelf", [i for i in kept if not _matches(files[i].name, self.held_out)])):  # fmt: skip
             papers = [_member(files[i], facts[i]) for i in members]
             for number, shelf in enumerate(shelves.shelved(papers, self.shelves, self.shelf_papers, self.shelf_bytes)):
                 rows = [files[members[at]] for at in shelf]
@@ -123,10 +128,12 @@ class Papers:
         }
         return {**totals, **dict(sorted(found.items()))}
 
-    def _holds_out(self, name: str) -> bool:
-        parts = name.split("/")
-        names = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-        return any(fnmatchcase(part, pattern.rstrip("/")) for part in names for pattern in self.held_out)
+
+def _matches(name: str, patterns) -> bool:
+    """Whether a pattern, as in a shell, is of the paper or of a folder above it."""
+    parts = name.split("/")
+    names = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return any(fnmatchcase(part, pattern.rstrip("/")) for part in names for pattern in patterns)
 
 
 def _read(file: SourceFile, data: bytes) -> Paper:

@@ -48,7 +48,7 @@ def read_markdown(text: str) -> Paper:
         title, first = headings[0][3], headings.pop(0)[1]
     _write(draft, title, lines, 0 if front and fields.get("title") else first, headings)
     paper = _known(draft, fields, text)
-    notes = [reference(m[1], m[2], start=m.start(2), stop=m.end(2)) for m in _MD_NOTE.finditer(paper.text)]
+    notes = [reference(m[1], one_line(m[2]), start=m.start(2), stop=m.end(2)) for m in _MD_NOTE.finditer(paper.text)]
     return _cited(paper, notes, _markdown_marks)
 
 
@@ -79,8 +79,9 @@ def read_rst(text: str) -> Paper:
     notes = []
     for i, note in enumerate(_FOOTNOTE.finditer(paper.text)):
         key = note[1] if note[1] not in ("#", "*") else f"{note[1]}{i}"
-        if note[2].strip():
-            notes.append(reference(key, one_line(note[2]), start=note.start(2), stop=note.end(2)))
+        if words := note[2].strip():
+            start = note.end(2) - len(note[2].lstrip())
+            notes.append(reference(key, one_line(words), start=start, stop=note.end(2)))
     return _cited(paper, notes, _rst_marks)
 
 

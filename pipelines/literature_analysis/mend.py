@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-_LIGATURES = {0xFB00: "ff", 0xFB01: "fi", 0xFB02: "fl", 0xFB03: "ffi", 0xFB04: "ffl", 0xFB05: "st", 0xFB06: "st"}
-_CONTROLS = {
-    **{code: None for code in [*range(0x20), *range(0x7F, 0xA0), 0xFEFF] if chr(code) not in "\t\n\r\f\v\x85"},
-    **dict.fromkeys(map(ord, "\f\v\x85\u2028\u2029"), "\n"),
-}
+_LIGATURES = dict(zip("\ufb00\ufb01\ufb02\ufb03\ufb04\ufb05\ufb06", ("ff", "fi", "fl", "ffi", "ffl", "st", "st")))
+_LIGATURE = re.compile("[\ufb00-\ufb06]")
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff]")
+_BREAK = re.compile("[\f\v\x85\u2028\u2029]")
 _LINE_END = re.compile(r"\r\n?")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _BROKEN = re.compile(r"([^\W\d_]+)[-\u2010\u00ad\x02]\n[ \t]*([^\W\d_]+)")
@@ -23,13 +22,13 @@ _STANDS_ALONE = frozenset("and or to nor but versus und oder".split())
 
 def clean(text: str) -> str:
     """Text without control characters and lone surrogates; line ends, page and paragraph breaks are `\\n`."""
-    text = _LINE_END.sub("\n", text).translate(_CONTROLS)
-    return text.encode("utf-8", "replace").decode() if not _is_utf8(text) else text
+    text = _BREAK.sub("\n", _CONTROL.sub("", _LINE_END.sub("\n", text)))
+    return text.encode("utf-8", "replace").decode()
 
 
 def ligatures(text: str) -> str:
     """The letters that the Latin ligatures U+FB00–U+FB06 stand for."""
-    return text.translate(_LIGATURES)
+    return _LIGATURE.sub(lambda found: _LIGATURES[found[0]], text)
 
 
 def words(text: str) -> Counter[str]:
@@ -93,6 +92,3 @@ def running_heads(pages: list[list[str]], edge: int = 2) -> list[set[int]]:
 def _head(line: str) -> str:
     return re.sub(r"\d+", "#", line).strip().casefold()
 
-
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)

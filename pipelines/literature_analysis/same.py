@@ -1,7 +1,8 @@
 """The same paper twice, as PDF and as LaTeX say (C11): one stays, the other is listed.
 
-Two files are the same paper if they have the same text; or the same identifier, title or beginning, and also the same
-words: a reference can carry another paper's DOI to the first page, and "Introduction" is a title, too.
+Two files are the same paper if they have the same text; or the same identifier, title or beginning, no two different
+identifiers of one scheme, and also the same words: a reference can carry another paper's DOI to the first page, two
+versions of a standard have one title, and "Introduction" is a title, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def duplicates(papers: list[Known]) -> dict[int, int]:
         keys = _keys(paper)
         for key in keys:
             same = key[0] == "checksum"
-            first = next((j for j in kept.get(key, ()) if same or vectors.cosine(i, j) > _ALIKE), None)
+            first = next((j for j in kept.get(key, ()) if same or _alike(papers, i, j, vectors)), None)
             if first is not None:
                 doubles[i] = first
                 break
@@ -61,6 +62,11 @@ def duplicates(papers: list[Known]) -> dict[int, int]:
             if first not in known and len(known) < 8:
                 known.append(first)
     return doubles
+
+
+def _alike(papers: list[Known], i: int, j: int, vectors: Vectors) -> bool:
+    mine, other = papers[i].identifiers, papers[j].identifiers
+    return all(mine[scheme] == other[scheme] for scheme in mine.keys() & other.keys()) and vectors.cosine(i, j) > _ALIKE
 
 
 def _keys(paper: Known) -> list[tuple[str, str]]:

@@ -20,11 +20,14 @@ _TAG = re.compile(
 )
 _TITLE = re.compile(r"title\s*=\s*\"(.*?)\"\s*(?:\"|number\s*=|$)", re.S)
 _LABEL = re.compile(r"(?m)^(TITLE|ABSTRACT|BODY)((?:\.[^\n]*)?):[ \t]*$")
-_KINDS = {"document": 0, "section": 1, "subsection": 2, "subsubsection": 3, "paragraph": 4, "subparagraph": 5}
+_KINDS = {
+    "document": 0, "section": 1, "appendix": 1, "bibliography": 1, "subsection": 2, "subsubsection": 3, "paragraph": 4,
+    "subparagraph": 5,
+}  # fmt: skip
 
 
 def is_sentences(text: str) -> bool:
-    return re.search(r"<PAPER\b[^>]*>\s*<(?:S|ABSTRACT|SECTION)\b", text[:4096]) is not None
+    return re.search(r"<PAPER\b[^>]*>\s*<(?:S|ABSTRACT|SECTION|/PAPER)\b", text[:4096]) is not None
 
 
 def is_labelled(text: str) -> bool:
@@ -84,12 +87,11 @@ def read_scirex(tree: dict) -> Paper:
     for start, stop in tree["sections"]:
         while start < stop:  # a section may hold only the heading of the one below it, and that one's
             end = min(starts.get(start, stop), stop)
-            level = _KINDS.get(words[start], 1) if words[start + 1 : start + 2] == [":"] else None
-            if level is None and start == 0:
-                level = 0  # a few begin with their title alone
-            if level is None:
+            marked = words[start + 1 : start + 2] == [":"] and words[start] in _KINDS
+            if not marked and start:  # text, or the words "theorem :", which are part of it
                 break
-            heading = " ".join(words[start + 2 : end])
+            level = _KINDS[words[start]] if marked else 0  # a few begin with their title alone
+            heading = " ".join(words[start + 2 * marked : end])
             if level == 0:
                 draft.title(heading)
             else:

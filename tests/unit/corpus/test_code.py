@@ -3,6 +3,7 @@ import shutil
 import tarfile
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from pipelines.corpus import TokenStore
@@ -215,3 +216,21 @@ def test_two_runs_are_byte_identical(tmp_path):  # C13
         ingest(kind, [tmp_path / copy / "r"], tmp_path / copy / "out", run=in_process)
         files.append({p.name: p.read_bytes() for p in (tmp_path / copy / "out").iterdir() if p.name != ".ingest.json"})
     assert files[0] == files[1]
+
+
+def test_dependency_order_in_a_repository(tmp_path):  # C14
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    (repo / "a.py").write_text("import b\n")
+    (repo / "b.py").write_text("import a\nimport z\n")
+    (repo / "c.py").write_text("import c\n")
+    (repo / "z.py").write_text("x = 1\n")
+    ingest(Code(unit="collection", order="dependency"), [repo], tmp_path / "out", run=in_process)
+    store = TokenStore.open(tmp_path / "out")
+    assert [store.paths(i) for i in range(len(store))] == ["repo/z.py", "repo/a.py", "repo/b.py", "repo/c.py"]
+    assert store.documents.tolist() == [0, 4]
+    text = store.tokenizer.decode(np.concatenate([store[i] for i in range(4)]))
+    assert text == (
+        "<|repo_name|>repo<|file_sep|>z.py\nx = 1\n<|file_sep|>a.py\nimport b\n<|file_sep|>b.py\nimport a\nimport z\n"
+        "<|file_sep|>c.py\nimport c\n<|endoftext|>"
+    )
