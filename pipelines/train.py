@@ -85,7 +85,7 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     for stage in config.each_stage():
         _check_machine(stage.mesh_spec())
     if config.corpus.store is None:
-        raise ValueError("corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`, then --set corpus.store=STORE")
+        raise ValueError("corpus.store is not set; make one with `ringspan ingest code|papers PATH --out STORE`, then --set corpus.store=STORE")
     store = TokenStore.open(absolute(config.corpus.store, "corpus.store"))
     # A checkpoint has all weights, but for those that an adapter leaves as they are.
     init = _init(config, store) if resume is None or config.adapter.rank is not None else None

@@ -117,7 +117,7 @@ class TestTrain:
         (["training.context=0"], "training.context is 0; it must be at least 1"),
         (["corpus.overlap=64"], "overlap is 64; it must be at least 0 and less than the context of 64"),
         (["corpus.store=/nowhere"], "/nowhere: no manifest.json, so no finished token store; run `ringspan ingest` into this folder"),
-        (["corpus.store="], "corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`"),
+        (["corpus.store="], "corpus.store is not set; make one with `ringspan ingest code|papers PATH --out STORE`"),
         (["attention.layout=spiral"], "attention.layout is 'spiral'; it must be one of auto, zigzag, contiguous, striped"),
         (["mesh.cp=2", "mesh.ring=2"], "mesh.cp = 2 chooses ring and ulysses; leave them out, or leave out cp"),
         (["model.segment=64"], "hierarchy needs a causal window"),
