@@ -14,6 +14,7 @@ import ray
 import ray.data
 from ray.data import ExecutionOptions, ExecutionResources
 
+from cluster.quiet import quiet
 from workers.inference.process import Piece, Result, process
 
 BLOCK_TOKENS = 16_384  # of windows that travel as one task: a task costs Ray some ten milliseconds
@@ -65,22 +66,27 @@ def process_pieces(reader: PieceReader, weights: Path, actors: int | None = None
     blocks = -(-len(reader) // in_block)
     actors = min(actors or gpus or max(1, int(resources["CPU"]) - 1), blocks)
     data = ray.data.range(len(reader), override_num_blocks=blocks).map_batches(
-        Processor, batch_size=in_block, batch_format="pyarrow", concurrency=actors, num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0,
-        fn_constructor_args=(ray.put(reader), weights, 1),
+        Processor, fn_constructor_args=(ray.put(reader), weights, 1), batch_size=in_block, batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=actors), num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0,
     )  # fmt: skip
     data.context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources.for_limits(object_store_memory=STORE_BYTES)
     )
     data.context.enable_progress_bars = False
     due = 0
-    for table in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-        for row in range(len(table)):
-            values = {name: table[name][row] for name in COLUMNS}
-            found = {name: x.values.to_numpy() if isinstance(x, pa.ListScalar) else x.as_py() for name, x in values.items()}
-            if found["number"] != due:
-                raise RuntimeError(f"piece {found['number']} came where {due} was due")
-            found["sums"] = found["sums"].reshape(len(found["segments"]), -1)
-            yield Result(**found)
-            due += 1
+    with quiet():
+        for table in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+            for row in range(len(table)):
+                result = _result({name: table[name][row] for name in COLUMNS})
+                if result.number != due:
+                    raise RuntimeError(f"piece {result.number} came where {due} was due")
+                yield result
+                due += 1
     if due != len(reader):
         raise RuntimeError(f"{due} of {len(reader)} pieces came back")
+
+
+def _result(row: dict[str, pa.Scalar]) -> Result:
+    found = {name: value.values.to_numpy() if isinstance(value, pa.ListScalar) else value.as_py() for name, value in row.items()}
+    found["sums"] = found["sums"].reshape(len(found["segments"]), -1)
+    return Result(**found)
