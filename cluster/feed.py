@@ -26,7 +26,7 @@ from ray.data.block import BlockMetadata
 from workers.training.window import Window, blank
 
 log = logging.getLogger(__name__)
-BYTES_PER_TOKEN = 20  # tokens, targets and documents int32, positions int64
+BYTES_PER_TOKEN = 24  # tokens, targets, documents and parts int32, positions int64
 BLOCK_BYTES = 1 << 20  # each block costs Ray some milliseconds, so short windows travel several at once
 BLOCKS_PER_TASK = 64
 
@@ -76,6 +76,7 @@ class Windows(Datasource):
         first = self._first + turn * self._in_block * self._dp + group
         numbers = range(first, first + self._in_block * self._dp, self._dp)
         windows = [reader.read(n) if n < self._stop else blank(n, self._context) for n in numbers]
+        windows = [window._replace(parts=window.part_ids) for window in windows]
         columns = {"number": pa.array(numbers)}
         for name in Window._fields[1:]:
             values = np.concatenate([getattr(window, name) for window in windows])

@@ -371,7 +371,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
             result, tracker = execute(
                 prepared, verbose=verbose,
                 on_step=lambda row: click.echo(report.step_line(row), err=True),
-                on_evaluation=lambda row: click.echo(f"held-out loss at step {row['step']}: {row['loss']:.4f}", err=True),
+                on_evaluation=lambda row: click.echo(report.evaluation_line(row), err=True),
             )
         except RunFailed as error:
             raise Stop(str(error), FAILED) from error
@@ -406,6 +406,69 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
             Path(checkpoint), Path(repo), at, new_tokens=max_tokens, temperature=temperature, seed=seed, context=context
         )
     _answer(as_json, vars(result), result.text)
+
+
+@main.command(epilog="Example: ringspan evaluate --checkpoint runs/first --held-out --out evaluations/first")
+@click.option("--checkpoint", required=True, help="A run folder, one of its checkpoints, or a model folder.")
+@click.option("--store", help="A token store; by default the one that the run was trained on.")
+@click.option("--held-out", is_flag=True, help="Only the documents that the run kept from training.")
+@click.option("--documents", default=100, show_default=True, help="Most documents to score, spread evenly over the store.")
+@click.option("--context", type=int, help="Tokens of a window; by default what the run was trained at.")
+@click.option("--overlap", type=int, help="Tokens that a long document's windows share; by default half a context.")
+@click.option("--actors", type=int, help="Actors that hold the model; by default one for each GPU, else for each CPU but one.")
+@click.option("--out", metavar="FOLDER", help="Write evaluation.json and evaluation.png there.")
+@json_option
+@verbose_option
+def evaluate(checkpoint, store, held_out, documents, context, overlap, actors, out, as_json, verbose) -> None:
+    """Loss and perplexity on a store: each token scored once, documents of any length in parallel windows."""
+    from pipelines.evaluation.evaluate import prepare, score
+    from pipelines.evaluation.text import save, table
+    from pipelines.paths import absolute, check_folder
+
+    with wrong_input():
+        store = absolute(store, "--store") if store is not None else None
+        found = prepare(Path(checkpoint), store, only_held_out=held_out, documents=documents, context=context, overlap=overlap)
+        if out is not None:
+            out = absolute(out, "--out")
+            check_folder(out, "--out")
+    with _processing(found.source.weights, actors, verbose) as (process, stdout):
+        value = {"checkpoint": str(found.source.weights), "store": str(found.pieces.store.folder), **score(found, process(found.pieces))}
+        if out is not None:
+            save(value, out)
+        _answer(as_json, value, table(value), stdout)
+
+
+@main.command(epilog="Example: ringspan analyze --checkpoint runs/papers --shelf corpora/papers --question 'What limits the context?'")
+@click.option("--checkpoint", required=True, help="A run folder, one of its checkpoints, or a model folder.")
+@click.option("--shelf", required=True, metavar="STORE|FOLDER", help="A token store, or a folder of papers, which is ingested first.")
+@click.option("--question", "asked", multiple=True, help="Repeatable.")
+@click.option("--questions", metavar="FILE", help="A text file with a question a line.")
+@click.option("--sources", default=4, show_default=True, help="Sections in the context of an answer.")
+@click.option("--candidates", default=256, show_default=True, help="Sections whose relevance is computed; the nearest by representation.")
+@click.option("--max-tokens", default=64, show_default=True, help="Most tokens of an answer.")
+@click.option("--context", type=int, help="Most tokens of a window, and of prompt and answer; by default what the run was trained at.")
+@click.option("--actors", type=int, help="Actors that hold the model; by default one for each GPU, else for each CPU but one.")
+@json_option
+@verbose_option
+def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens, context, actors, as_json, verbose) -> None:
+    """Ask questions about a shelf of papers: the sections that tell most, and the model's answer from them."""
+    from dataclasses import asdict
+
+    from pipelines.literature_analysis.analyze import analyze as run_analysis, as_text, open_shelf, prepare
+    from pipelines.paths import absolute
+
+    with wrong_input():
+        if questions is not None:
+            asked += tuple(Path(questions).read_text(encoding="utf-8").splitlines())
+        source, shelf = Path(checkpoint), absolute(shelf, "--shelf")
+    with contextlib.ExitStack() as stack:
+        with wrong_input():
+            store = stack.enter_context(open_shelf(source, shelf, "--shelf"))
+            found = prepare(source, store, list(asked), sources=sources, candidates=candidates, new_tokens=max_tokens, context=context)
+        process, stdout = stack.enter_context(_processing(found.source.weights, actors, verbose))
+        answers = run_analysis(found, process)
+        value = {"checkpoint": str(found.source.weights), "shelf": str(shelf), "answers": [asdict(answer) for answer in answers]}
+        _answer(as_json, value, as_text(answers), stdout)
 
 
 @main.command(epilog="Example: ringspan select ~/src/linux --at fs/ext4/inode.c:1000 --budget 60000 --tokenizer runs/first")
@@ -606,6 +669,23 @@ def ui(runs, port, host) -> None:
     with wrong_input():
         code = serve(Path(runs), port, host)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def _processing(weights: Path, actors: int | None, verbose: bool):
+    """Yields what processes pieces of documents with the model of ``weights`` over Ray's actors, and the stdout for the answer."""
+    from ray.exceptions import RayError
+
+    from cluster.launch import connected
+    from cluster.process import process_pieces
+
+    if actors is not None and actors < 1:
+        raise Stop(f"--actors is {actors}; it must be at least 1", WRONG_INPUT)
+    with _stdout_for_the_answer() as stdout, connected(cpus=max(_cpus(), (actors or 0) + 1), verbose=verbose):
+        try:
+            yield lambda pieces: process_pieces(pieces, weights, actors), stdout
+        except RayError as error:
+            raise Stop(f"the windows could not be processed: {error}", FAILED) from error
 
 
 def _cpus() -> int:

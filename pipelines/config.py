@@ -217,6 +217,13 @@ def presets() -> list[str]:
     return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.yaml"))
 
 
+def preset_named(source: str) -> str | None:
+    """The preset that ``source`` means: its name, with - for _ or not, or the job whose smallest preset it is, as ``literature-analysis``."""
+    plain = {name.replace("-", "_"): name for name in presets()}
+    asked = source.replace("-", "_")
+    return plain.get(asked) or plain.get(f"{asked}/tiny")
+
+
 def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config:
     """The configuration of a preset or a YAML file, changed by ``section.key=value`` assignments (or ``stages=[…]``).
 
@@ -224,7 +231,7 @@ def load_config(source: str | None, assignments: tuple[str, ...] = ()) -> Config
     does), a value that is not allowed, in any stage, and an assignment that every stage overrides.
     """
     tree = _read(source) if source is not None else {}
-    preset = tree.pop("model", {}) if source in presets() else {}
+    preset = tree.pop("model", {}) if source is not None and preset_named(source) else {}
     assigned, whole = [], set(tree.get("model", {}))
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -272,9 +279,9 @@ def _validated(tree: dict) -> Config:
 
 
 def _read(source: str) -> dict:
-    path = PRESETS / f"{source}.yaml"
-    if not path.is_file():
-        path = Path(source)
+    preset = preset_named(source)
+    path = PRESETS / f"{preset}.yaml" if preset else Path(source)
+    if not preset:
         if not path.is_file():
             near = difflib.get_close_matches(source, presets(), 1, 0.3)
             hint = f"; did you mean the preset {near[0]}?" if near else ""

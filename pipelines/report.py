@@ -27,6 +27,16 @@ def step_line(row: dict) -> str:
             f"mem {_bytes(row['peak_memory_bytes']):>9}  wait {row['loader_wait_seconds']:>6.2f} s{slow}")
 
 
+def evaluation_line(row: dict) -> str:
+    """An evaluation as one line: the held-out loss, and what earlier papers of a shelf, or files of a repository, are worth."""
+    return f"held-out loss at step {row['step']}: {row['loss']:.4f}" + (f"; {_worth_of_earlier(row)}" if "alone_later_loss" in row else "")
+
+
+def _worth_of_earlier(row: dict) -> str:
+    with_them, without = row["later_loss"], row["alone_later_loss"]
+    return f"{with_them:.4f} with, {without:.4f} without the earlier parts of its document ({with_them - without:+.4f}, {row['later_targets']:,} targets)"
+
+
 def log_buckets(parts: list[dict]) -> list[dict]:
     """Stretches of positions merged into octaves (starts in [2^k, 2^(k+1)), and position 0), losses weighted by their targets.
 
@@ -103,6 +113,8 @@ def closing_report(run_dir: Path, tracker_info: TrackerInfo | None, completion: 
         first, last = evaluations[0], evaluations[-1]
         facts.add_row("held-out loss", f"{first['loss']:.4f} at step {first['step']:,} → "
                                        f"{last['loss']:.4f} at step {last['step']:,}")
+        if "alone_later_loss" in last:
+            facts.add_row("earlier papers, files", _worth_of_earlier(last))
     if rows:
         facts.add_row("training loss", f"{rows[0]['loss']:.4f} → {rows[-1]['loss']:.4f} over {rows[-1]['step']:,} steps, "
                                        f"{rows[-1]['tokens']:,} tokens")

@@ -86,7 +86,7 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     for stage in config.each_stage():
         _check_machine(stage.mesh_spec())
     if config.corpus.store is None:
-        raise ValueError("corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`, then --set corpus.store=STORE")
+        raise ValueError("corpus.store is not set; make one with `ringspan ingest code|papers PATH --out STORE`, then --set corpus.store=STORE")
     address = config.corpus.store
     store = TokenStore.open(address if is_remote(address) else absolute(address, "corpus.store"))
     # A checkpoint has all weights, but for those that an adapter leaves as they are.

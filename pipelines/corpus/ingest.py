@@ -22,12 +22,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cluster.quiet import quiet
 from pipelines.corpus import sources, unfinished
 from pipelines.corpus.decode import Unreadable
 from pipelines.corpus.kind import Facts, Kind, Place, encode
@@ -77,7 +77,7 @@ def on_ray(task: Callable[[dict], dict], rows: list[dict]) -> Iterator[dict]:
     context.raise_original_map_exception = True
     with ray.data.DataContext.current(context):
         dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    with _quiet():
+    with quiet():
         yield from dataset.map(task).iter_rows()
 
 
@@ -319,18 +319,6 @@ def _training_texts(kind: Kind, places: list[Place]) -> Iterator[str]:
         for i in sorted(chosen):
             with contextlib.suppress(Unreadable):  # listed by the task that reads it for the store
                 yield kind.read(places[i], read(places[i].file)).text
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Ray Data's notes on its own progress out of the terminal, where the caller may draw a bar; errors show."""
-    logger = logging.getLogger("ray.data")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def report(store: TokenStore, started: float, reused: bool) -> IngestReport:

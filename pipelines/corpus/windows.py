@@ -155,7 +155,8 @@ class WindowPlan:
         ]
 
     def read(self, g: int) -> Window:
-        """Sequence g: its pieces' documents count 0, 1, 2 …; padding is the next one, `end_of_text` without targets.
+        """Sequence g: its pieces' documents count 0, 1, 2 …, and so do their rows where a document has several (`parts`);
+        padding is the next one, `end_of_text` without targets.
 
         The tokens are copied from the memory map; nothing else of the store is touched.
         """
@@ -164,29 +165,37 @@ class WindowPlan:
         targets = np.full(self.context, IGNORE, np.int32)
         positions = np.arange(self.context, dtype=np.int64)
         documents = np.full(self.context, len(spans), np.int32)
+        parts = np.zeros(self.context, np.int32)
         at, room = 0, self.context - sum(span.stop - span.start for span in spans)
         for i, span in enumerate(spans):
             learnt_from = span.start + span.context_only
-            learnt = self._learnt(span.document, learnt_from, span.stop, room, g // len(self))
+            learnt, learnt_rows = self._learnt(span.document, learnt_from, span.stop, room, g // len(self))
             room -= len(learnt) - (span.stop - learnt_from)
-            seen = self._ids(span.document, max(span.start - 1, 0), learnt_from)
+            seen, seen_rows = self._ids(span.document, max(span.start - 1, 0), learnt_from)
             first = at + (span.start == 0)  # before the first target stands end_of_text
             begin, end = at + span.context_only, at + span.context_only + len(learnt)
             tokens[first : first + len(seen)] = seen
             tokens[begin + 1 : end] = learnt[:-1]
             targets[begin:end] = learnt
             documents[at:end] = i
+            rows = np.concatenate([seen_rows, learnt_rows])
+            parts[at:] = parts[at - 1] + 1 if at else 0
+            parts[first:end] += (rows[:-1] - rows[0]).astype(np.int32)
             if self.positions == "restart":
                 positions[at:end] -= at
             at = end
+        parts[at:] = parts[at - 1] + 1
         if self.positions == "restart":
             positions[at:] -= at
-        return Window(g, tokens, targets, positions, documents)
+        return Window(g, tokens, targets, positions, documents, parts if self.store.unit == "collection" else None)
 
-    def _ids(self, document: int, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop) of a document, over all its rows."""
-        rows = [self.store[row][a:b] for row, a, b in self._rows(document, start, stop)]
-        return rows[0] if len(rows) == 1 else np.concatenate([np.zeros(0, self.store.tokenizer.dtype), *rows])
+    def _ids(self, document: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [start, stop) of a document, over all its rows, and the row of each."""
+        return self._joined([(row, self.store[row][a:b]) for row, a, b in self._rows(document, start, stop)])
+
+    def _joined(self, pieces: list[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        ids = pieces[0][1] if len(pieces) == 1 else np.concatenate([np.zeros(0, self.store.tokenizer.dtype), *(ids for _, ids in pieces)])
+        return ids, np.repeat(np.array([row for row, _ in pieces], np.int64), [len(ids) for _, ids in pieces])
 
     def _rows(self, document: int, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Tokens [start, stop) of a document as (row of the store, first, last + 1 in that row)."""
@@ -199,16 +208,16 @@ class WindowPlan:
             start = end
         return found
 
-    def _learnt(self, document: int, start: int, stop: int, room: int, epoch: int) -> np.ndarray:
-        """What is learnt of tokens [start, stop), at most `room` tokens longer than these."""
+    def _learnt(self, document: int, start: int, stop: int, room: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """What is learnt of tokens [start, stop), at most `room` tokens longer than these, and the row of each."""
         if self.rewriter is None:
             return self._ids(document, start, stop)
         pieces = []
         for row, a, b in self._rows(document, start, stop):
             place = (self.seed, epoch, row, a)
-            pieces.append(self.rewriter.rewrite(self.store[row], a, b, room, self.store.tokenizer, place))
-            room -= len(pieces[-1]) - (b - a)
-        return np.concatenate(pieces)
+            pieces.append((row, self.rewriter.rewrite(self.store[row], a, b, room, self.store.tokenizer, place)))
+            room -= len(pieces[-1][1]) - (b - a)
+        return self._joined(pieces)
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:

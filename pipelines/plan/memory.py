@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pipelines.plan.block import Item, kept, moments, moved, stored
 from pipelines.plan.shape import FP32, Shape
+from workers.training.batch import PLANES
 
 MIB = 1 << 20
 # Resident before any tensor exists, measured with models of a few thousand values. CPU: Python, torch and gloo, and in bfloat16
@@ -98,10 +99,10 @@ def _always(shape: Shape) -> list[Item]:
 def _around_blocks(shape: Shape) -> list[Item]:
     """What is there from the embedding to the end of backward."""
     model, tokens = shape.model, shape.tokens
-    batch = 4 * tokens * 8 * (shape.micro_steps if shape.mesh.pp > 1 else 1)
+    batch = PLANES * tokens * 8 * (shape.micro_steps if shape.mesh.pp > 1 else 1)
     if shape.mesh.ranks_per_group > 1:  # the leader cuts it up
-        batch += 4 * tokens * 8 * shape.mesh.cp
-    items = [Item("batch", batch, "tokens, targets, positions and lengths, int64")]
+        batch += PLANES * tokens * 8 * shape.mesh.cp
+    items = [Item("batch", batch, "tokens, targets, positions, lengths and parts, int64")]
     if model.positions == "rope":
         items.append(Item("activations", tokens * model.head_dim * FP32 * shape.in_flight, "the rotary table, float32"))
     if shape.last_stage:

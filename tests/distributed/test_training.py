@@ -96,6 +96,21 @@ def test_the_law_holds_whatever_a_token_sees(world, tmp_path, seen):
         assert_same_curve(run, tmp_path / "one")
 
 
+@pytest.mark.parametrize("seen", ["hierarchical", "dense"])
+def test_the_law_holds_for_shelves(world, tmp_path, seen):
+    """Shelves of several papers, packed: losses, and those with and without the earlier papers."""
+    model = dataclasses.replace(MODEL, **(dict(window=8, segment=8) if seen == "hierarchical" else {}))
+    common = dict(model=model, training=with_steps(3), held_out=2, parts=3)
+    for name, spec in {"one": MeshSpec(), "mesh": MeshSpec(ring=2)}.items():
+        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), **common)
+    assert_same_curve(tmp_path / "mesh", tmp_path / "one")
+    for ours, theirs in zip(rows(tmp_path / "mesh", "evaluations.jsonl"), rows(tmp_path / "one", "evaluations.jsonl")):
+        assert ours["later_targets"] == theirs["later_targets"] > 0
+        for name in ("loss", "later_loss", "alone_loss", "alone_later_loss"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5)
+        assert ours["alone_later_loss"] != ours["later_loss"]
+
+
 def test_more_ulysses_ranks_than_kv_heads(world, tmp_path):
     model = dataclasses.replace(MODEL, kv_heads=1)
     for name, spec in {"one": MeshSpec(), "mesh": MeshSpec(ring=2, ulysses=2)}.items():

@@ -25,8 +25,8 @@ TRAINING = TrainingConfig(steps=10, context=96, batch=2, learning_rate=3e-3, war
 TEXT = np.frombuffer(inspect.getsource(argparse).encode(), dtype=np.uint8)
 
 
-def window(number: int, context: int, packed: bool = True) -> Window:
-    """Sequence ``number``: stretches of source code, packed as documents of unequal length, some without targets."""
+def window(number: int, context: int, packed: bool = True, parts: int = 1) -> Window:
+    """Sequence ``number``: stretches of source code, packed as documents of unequal length and ``parts`` parts, some without targets."""
     generator = np.random.default_rng(number)
     tokens, targets = np.zeros(context, np.int32), np.full(context, -100, np.int32)
     positions, documents = np.zeros(context, np.int64), np.zeros(context, np.int32)
@@ -41,14 +41,15 @@ def window(number: int, context: int, packed: bool = True) -> Window:
         positions[start:stop] = np.arange(stop - start)
         documents[start:stop] = document
         start, document = stop, document + 1
-    return Window(number, tokens, targets, positions, documents)
+    part = documents * parts + np.minimum(positions // 9, parts - 1)
+    return Window(number, tokens, targets, positions, documents, part.astype(np.int32) if parts > 1 else None)
 
 
-def stream(first: int, context: int, mesh, dp: int):
+def stream(first: int, context: int, mesh, dp: int, parts: int = 1):
     """The group's share of the global order from sequence ``first`` on, as the feed delivers it."""
     number = first + mesh.dp_rank
     while True:
-        yield window(number, context)
+        yield window(number, context, parts=parts)
         number += dp
 
 
@@ -56,7 +57,7 @@ def run_training(
     spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
     resume: str | None = None, init: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
     nan_in: str = "layers.1.mlp.up_proj.weight", memory: MemoryConfig = MemoryConfig(), adapter: AdapterConfig = AdapterConfig(),
-    look=lambda model: None, device_type: str = "cpu",
+    look=lambda model: None, parts: int = 1, device_type: str = "cpu",
 ) -> dict:
     """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank.
 
@@ -79,8 +80,8 @@ def run_training(
         seen.append(look(decoder))
 
     leader = mesh.is_leader
-    windows = (lambda first: stream(first, training.context, mesh, spec.dp)) if leader else None
-    fresh = (lambda: stream(10_000, training.context, mesh, spec.dp)) if leader else None
+    windows = (lambda first: stream(first, training.context, mesh, spec.dp, parts)) if leader else None
+    fresh = (lambda: stream(10_000, training.context, mesh, spec.dp, parts)) if leader else None
     try:
         return {**train(job, mesh, windows, fresh, after_backward), "seen": seen[-1] if seen else None}
     except KeyboardInterrupt:

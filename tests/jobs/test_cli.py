@@ -117,7 +117,7 @@ class TestTrain:
         (["training.context=0"], "training.context is 0; it must be at least 1"),
         (["corpus.overlap=64"], "overlap is 64; it must be at least 0 and less than the context of 64"),
         (["corpus.store=/nowhere"], "/nowhere: no manifest.json, so no finished token store; run `ringspan ingest` into this folder"),
-        (["corpus.store="], "corpus.store is not set; make one with `ringspan ingest code PATH --out STORE`"),
+        (["corpus.store="], "corpus.store is not set; make one with `ringspan ingest code|papers PATH --out STORE`"),
         (["attention.layout=spiral"], "attention.layout is 'spiral'; it must be one of auto, zigzag, contiguous, striped"),
         (["mesh.cp=2", "mesh.ring=2"], "mesh.cp = 2 chooses ring and ulysses; leave them out, or leave out cp"),
         (["model.segment=64"], "hierarchy needs a causal window"),
@@ -179,6 +179,30 @@ class TestTrain:
         ingest(Code(), [ROOT / "workers"], tmp_path / "bpe", "bpe:264", run=in_process)
         said = refusal("train", "--resume", finished, *settings(f"corpus.store={tmp_path}/bpe", "training.steps=4"))
         assert "was made with another tokenizer (bpe:264) than the run" in said
+
+
+class TestEvaluateAndAnalyze:
+    def test_what_is_no_store_or_another_models(self, finished, repo, tmp_path):
+        ask = ("evaluate", "--checkpoint", finished)
+        assert f"{repo}: no manifest.json" in refusal(*ask, "--store", repo)
+        assert f"{tmp_path}/nowhere is not a folder" in refusal("evaluate", "--checkpoint", tmp_path / "nowhere")
+        ask = ("analyze", "--checkpoint", finished, "--question", "Why?")
+        assert f"--shelf {tmp_path}/nowhere is neither a token store nor a folder of papers" in refusal(*ask, "--shelf", tmp_path / "nowhere")
+
+    @pytest.mark.parametrize("option, value, said", [
+        ("--documents", 0, "--documents is 0; it must be at least 1"), ("--overlap", 64, "--context is 64 and --overlap 64"),
+        ("--actors", 0, "--actors is 0; it must be at least 1"),
+    ])  # fmt: skip
+    def test_options_that_do_not_fit(self, finished, option, value, said):
+        assert said in refusal("evaluate", "--checkpoint", finished, option, value)
+
+    def test_questions(self, finished, code_store, tmp_path):
+        ask = ("analyze", "--checkpoint", finished, "--shelf", code_store)
+        assert "there is no question; ask one with --question" in refusal(*ask)
+        (tmp_path / "questions.txt").write_text("\n \n")
+        assert "there is no question" in refusal(*ask, "--questions", tmp_path / "questions.txt")
+        assert "is too long for a context of 64" in refusal(*ask, "--question", "why " * 20, "--max-tokens", 4)
+        assert "--max-tokens is 64" in refusal(*ask, "--question", "Why?")
 
 
 class TestComplete:

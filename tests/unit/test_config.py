@@ -36,6 +36,14 @@ def test_every_preset_loads_and_its_mesh_fits(name):
     config.check_meshes()
 
 
+@pytest.mark.parametrize("name", ["literature-analysis", "literature_analysis", "literature-analysis/tiny", "literature_analysis/tiny"])
+def test_a_job_by_its_name_is_its_tiny_preset(name):
+    config = load_config(name, ("model.window=256",))
+    assert (config.model.segment, config.model.window, config.mesh.ring) == (64, 256, 2)
+    assert load_config("code-completion") == load_config("code_completion/tiny")
+    assert load_config("long_context/llama_3.1_8b_128k") == load_config("long_context/llama-3.1-8b-128k")
+
+
 # As published: the sums of the sizes of the tensors in the models' safetensors files.
 @pytest.mark.parametrize("family, parameters", [("llama-3.1-8b", 8_030_261_248), ("qwen2.5-coder-7b", 7_615_616_512)])
 def test_a_preset_of_a_published_model_has_its_parameters(family, parameters):

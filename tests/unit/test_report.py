@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from pipelines.report import closing_report, log_buckets, loss_by_position_figure, loss_figure, step_line
+from pipelines.report import closing_report, evaluation_line, log_buckets, loss_by_position_figure, loss_figure, step_line
 from pipelines.tracking import TrackerInfo
 
 
@@ -30,6 +30,16 @@ def as_text(renderable) -> str:
     console = Console(file=io.StringIO(), width=140, color_system=None)
     console.print(renderable)
     return console.file.getvalue()
+
+
+def test_what_earlier_papers_are_worth_is_told(tmp_path):
+    row = {"step": 5, "tokens": 320, "loss": 3.5, "loss_by_position": parts(3.5)}
+    assert evaluation_line(row) == "held-out loss at step 5: 3.5000"
+    row |= {"later_loss": 3.25, "alone_later_loss": 3.5, "later_targets": 1200, "alone_loss": 3.6}
+    told = "3.2500 with, 3.5000 without the earlier parts of its document (-0.2500, 1,200 targets)"
+    assert evaluation_line(row) == f"held-out loss at step 5: 3.5000; {told}"
+    (tmp_path / "evaluations.jsonl").write_text(lines(row))
+    assert told in as_text(closing_report(tmp_path, None))
 
 
 def test_octaves_weigh_by_targets_and_leave_out_what_has_none():

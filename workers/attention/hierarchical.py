@@ -1,7 +1,7 @@
 """Hierarchical attention: the tokens near by, and summaries of everything before them, in one softmax.
 
 A query sees the tokens of its window, inside its document, and a few summaries of every earlier segment that its window
-does not reach: all segments of earlier documents, and those of its own that end before the window begins. A summary is a
+does not reach: all segments of earlier documents of its shelf, and those of its own that end before the window begins. A summary is a
 pair of a key and a value, the average of the segment's keys and of its values with the weights softmax_j(u · k_j · scale);
 u is learnt, one vector for each summary and KV head, and u = 0 is mean pooling. Round the ring go summaries only, which
 are as many times fewer than tokens as a segment is long, and the window's tail.
@@ -11,7 +11,7 @@ Legend: B batch, s local tokens, M segments, N summaries of a segment, G KV head
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -88,7 +88,8 @@ def summary_tiles(segments: list[Segment], window: int, hierarchy: Hierarchy, qu
         if segment.document == following.document
     }
     ordered = sorted(edges)
-    starts = sorted({segment.document for segment in segments})
+    starts, shelf_of = [segment.start for segment in segments], {segment.document: segment.shelf for segment in segments}
+    documents = sorted(shelf_of)
     tiles = []
     for run in query_runs:
         last = run.start + run.stride * (run.length - 1)
@@ -98,9 +99,11 @@ def summary_tiles(segments: list[Segment], window: int, hierarchy: Hierarchy, qu
             own = run.between(first, stop)
             if own is None:
                 continue
-            document = starts[bisect_right(starts, first) - 1]
+            document = documents[bisect_right(documents, first) - 1]
             seen = bisect_right(stops, max(document, first - window + 1))
-            unseen = max(0, seen - hierarchy.reach) if hierarchy.reach is not None else 0
+            unseen = bisect_left(starts, shelf_of[document])  # what stands on other shelves
+            if hierarchy.reach is not None:
+                unseen = max(unseen, seen - hierarchy.reach)
             if seen > unseen:
                 count = hierarchy.summaries
                 tiles.append(Tile(own.offset, own.length, unseen * count, (seen - unseen) * count, step=own.step))

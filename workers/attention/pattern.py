@@ -43,6 +43,8 @@ class Pattern(TileSource):
         window this is the dilated window of Longformer (Beltagy et al. 2020).
     alibi: −slope · distance is added to the scores (Press et al. 2022; see ``alibi_slopes``).
     hierarchy: besides its window a query sees summaries of the segments before (see ``hierarchical``).
+    shelves: the shelf of every global position, shaped as ``documents``: of other shelves a query sees no summary either. Without
+        it all documents stand on one.
     top: a query sees its own block and the best few before it, by their summaries (see ``topk``).
     """
 
@@ -55,6 +57,7 @@ class Pattern(TileSource):
     alibi: bool = False
     hierarchy: Hierarchy | None = None
     top: TopBlocks | None = None
+    shelves: torch.Tensor | None = None
 
     def __post_init__(self):
         for name in ("window", "block", "stride"):
@@ -74,6 +77,8 @@ class Pattern(TileSource):
             raise ValueError("hierarchy needs a causal window, and does not combine with stride or alibi: a summary has no one position")
         if self.top is not None and (self.sparse or self.sinks or self.alibi or not self.causal):
             raise ValueError("top combines with documents alone: it chooses by itself what of the past a query sees")
+        if self.shelves is not None and (self.hierarchy is None or self.documents is None or self.shelves.shape != self.documents.shape):
+            raise ValueError("shelves hold the documents whose summaries a hierarchy shows: they need a hierarchy, and documents of the same shape")
         if self.documents is not None and self.documents.dim() not in (1, 2):
             raise ValueError(f"documents has shape {tuple(self.documents.shape)}; it must be [S] or [B, S]")
 
@@ -112,16 +117,29 @@ class Pattern(TileSource):
                 ids = [document for _, _, document in self.document_spans(rows.start or 0)]
                 if len(ids) > len(set(ids)):
                     raise ValueError("a document id comes back after another document: hierarchy and top want every document in one piece")
+                if self.shelves is not None:
+                    edges = {start for start, _, _ in self.document_spans(rows.start or 0)}
+                    shelves = self.shelf_spans(rows.start or 0)
+                    if len({shelf for _, _, shelf in shelves}) < len(shelves) or not {start for start, _, _ in shelves} <= edges:
+                        raise ValueError("a shelf's documents must be whole and beside one another: a shelf comes back, or changes inside a document")
 
     def document_spans(self, row: int) -> list[tuple[int, int, int]]:
         """(start, stop, id) of each stretch of equal document ids among the global positions."""
+        return self._spans("documents", row)
+
+    def shelf_spans(self, row: int) -> list[tuple[int, int, int]]:
+        """(start, stop, id) of each shelf."""
+        return self._spans("shelves", row)
+
+    def _spans(self, name: str, row: int) -> list[tuple[int, int, int]]:
+        ids = getattr(self, name)
+
         def spans():
-            ids = self.documents if self.documents.dim() == 1 else self.documents[row]
-            values, counts = torch.unique_consecutive(ids.cpu(), return_counts=True)
+            values, counts = torch.unique_consecutive((ids if ids.dim() == 1 else ids[row]).cpu(), return_counts=True)
             stops = counts.cumsum(0).tolist()
             return list(zip([0, *stops[:-1]], stops, values.tolist()))
 
-        return self.kept(("spans", row if self.documents.dim() == 2 else 0), spans)
+        return self.kept((name, row if ids.dim() == 2 else 0), spans)
 
     def _cut(self, query_runs, key_runs, row) -> list[Tile]:
         positionless = not (self.sparse or self.alibi)

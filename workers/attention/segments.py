@@ -23,11 +23,12 @@ PARTS = 2  # tag of parts on their way (see ``transport``)
 
 
 class Segment(NamedTuple):
-    """Global positions [start, stop), inside the document that starts at ``document``."""
+    """Global positions [start, stop), inside the document that starts at ``document``, on the shelf that starts at ``shelf``."""
 
     start: int
     stop: int
     document: int
+    shelf: int = 0
 
 
 class Part(NamedTuple):
@@ -41,7 +42,12 @@ class Part(NamedTuple):
 def segments_of(pattern, size: int, length: int, row: int) -> list[Segment]:
     """The segments of a batch row's documents, in order. Every document is in one piece (``Pattern.check``)."""
     spans = pattern.document_spans(row) if pattern.documents is not None else [(0, length, 0)]
-    return [Segment(first, min(first + size, stop), start) for start, stop, _ in spans for first in range(start, stop, size)]
+    shelves = [start for start, _, _ in pattern.shelf_spans(row)] if pattern.shelves is not None else [0]
+    return [
+        Segment(first, min(first + size, stop), start, shelves[bisect_right(shelves, start) - 1])
+        for start, stop, _ in spans
+        for first in range(start, stop, size)
+    ]
 
 
 def parts_of(segments: list[Segment], runs: list[Run]) -> list[Part]:

@@ -39,24 +39,26 @@ def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
 @torch.no_grad()
 def generate(
     model: Decoder, prompt: list[int], new_tokens: int, *, stop: frozenset[int] = frozenset(), vocabulary: int | None = None,
-    temperature: float = 0.0, seed: int = 0, prefill: int = PREFILL_TOKENS,
+    temperature: float = 0.0, seed: int = 0, prefill: int = PREFILL_TOKENS, parts: list[int] | None = None,
 ) -> Iterator[int]:
     """Yield up to ``new_tokens`` ids that continue ``prompt``; ends at an id in ``stop``, which is not given.
 
     ``temperature`` 0 takes the likeliest token, else samples with ``seed``. ``vocabulary``: ids from there on (padding of
-    the head) are never chosen.
+    the head) are never chosen. ``parts`` are the papers or files of the prompt's tokens; what is new belongs to the last.
     """
-    assert prompt and prefill > 0
+    assert prompt and prefill > 0 and (parts is None or len(parts) == len(prompt))
     if model.config.top_blocks is not None:
         raise ValueError("a model with model.top_blocks cannot generate yet: its choice needs the queries of whole blocks")
     device = model.embed_tokens.weight.device
     caches = [KVCache(model.config, len(prompt) + new_tokens, device=device) for _ in model.layers]
     generator = torch.Generator().manual_seed(seed)
+    if parts is not None:
+        parts = torch.tensor(parts + parts[-1:] * new_tokens)
     pending = prompt
     for _ in range(new_tokens):
         length = caches[0].length + len(pending)
         for start in range(0, len(pending), prefill):
-            logits_V = _next_logits(model, pending[start : start + prefill], length, caches, device)[:vocabulary]
+            logits_V = _next_logits(model, pending[start : start + prefill], length, caches, device, parts)[:vocabulary]
         token = _choose(logits_V, temperature, generator)
         if token in stop:
             return
@@ -64,7 +66,7 @@ def generate(
         pending = [token]
 
 
-def _next_logits(model: Decoder, tokens: list[int], length: int, caches: list[KVCache], device) -> torch.Tensor:
+def _next_logits(model: Decoder, tokens: list[int], length: int, caches: list[KVCache], device, parts: torch.Tensor | None) -> torch.Tensor:
     """Logits [V] of what follows ``tokens``; the caches hold what stands before them, and then them as well.
 
     ``length`` is that of the sequence as far as it is known, of which ``tokens`` may be a chunk.
@@ -73,7 +75,8 @@ def _next_logits(model: Decoder, tokens: list[int], length: int, caches: list[KV
     tokens_BS = torch.tensor([tokens], device=device)
     positions_BS = torch.arange(first, first + len(tokens), device=device)[None]
     last = lambda hidden_BSD, weight_VD: weight_VD @ hidden_BSD[0, -1]  # the one row that is needed
-    return model(tokens_BS, positions_BS, model.config.pattern(), length=torch.tensor([[length]], device=device), head=last, caches=caches)
+    pattern = model.config.pattern(None, parts[: first + len(tokens)] if parts is not None else None)
+    return model(tokens_BS, positions_BS, pattern, length=torch.tensor([[length]], device=device), head=last, caches=caches)
 
 
 def _choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

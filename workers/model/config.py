@@ -96,13 +96,20 @@ class ModelConfig:
         except ValueError as error:
             raise ValueError(f"model: {error}") from error
 
-    def pattern(self, documents: torch.Tensor | None = None) -> Pattern:
-        """What the tokens of sequences with these documents see. Raises ValueError for fields that do not combine."""
+    def pattern(self, documents: torch.Tensor | None = None, parts: torch.Tensor | None = None) -> Pattern:
+        """What the tokens of sequences with these documents see. Raises ValueError for fields that do not combine.
+
+        ``parts`` are the papers of a shelf or the files of a repository, which together are one document; None: a document is
+        one part. Nothing is seen across documents. Across a document's parts all is seen, but under a hierarchy summaries only.
+        """
         hierarchy = Hierarchy(self.segment, self.summaries, self.reach) if self.segment is not None else None
         top = TopBlocks(self.top_block_size, self.top_blocks) if self.top_blocks is not None else None
+        shelves = documents if hierarchy is not None else None
+        if hierarchy is not None and parts is not None:
+            documents = parts
         return Pattern(
             window=self.window, documents=documents, sinks=self.sinks, block=self.block, stride=self.stride,
-            alibi=self.positions == "alibi", hierarchy=hierarchy, top=top,
+            alibi=self.positions == "alibi", hierarchy=hierarchy, top=top, shelves=shelves,
         )  # fmt: skip
 
     def other_weights(self, other: "ModelConfig") -> str | None:
@@ -117,6 +124,15 @@ class ModelConfig:
     @property
     def learns_pooling(self) -> bool:
         return self.segment is not None and self.pooling == "learnt"
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Tokens, its own the last of them, that a token's representation depends on; None where that has no bound, or where the
+        place in the document matters (of sinks, blocks, segments, absolute positions)."""
+        placed = self.sinks or self.block is not None or self.segment is not None or self.top_blocks is not None
+        if placed or self.window is None or self.positions == "sinusoidal" or self.rope_scaling is not None:
+            return None
+        return 1 + self.layers * (self.window - 1)
 
     @property
     def parameters(self) -> int:

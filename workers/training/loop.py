@@ -155,7 +155,12 @@ def train(
 
     def held_out_loss() -> None:
         if job.held_out:
-            result = evaluate(model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk)
+            score = lambda **how: evaluate(  # noqa: E731
+                model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk, **how)
+            result = score()
+            if "later_loss" in result:  # what the papers or files before a target are worth: the same targets without them
+                alone = score(alone=True)
+                result |= {f"alone_{name}": alone[name] for name in ("loss", "later_loss")}
             if main:
                 evaluations.append({"step": progress.step, "time": time.time(), "tokens": progress.tokens, **result})
 

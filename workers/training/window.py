@@ -15,6 +15,8 @@ class Window(NamedTuple):
     number: its place in the global order, which depends on the seed and the epoch alone.
     tokens: int32 [C], inputs. targets: int32 [C], the token to predict at each place; IGNORE where nothing is learnt.
     positions: int64 [C], for the rotary embedding. documents: int32 [C]; nothing is attended across documents.
+    parts: int32 [C], which paper of its shelf or file of its repository a token belongs to, by an id that no other part of the
+        window has; None where each document is one part.
     """
 
     number: int
@@ -22,6 +24,11 @@ class Window(NamedTuple):
     targets: np.ndarray
     positions: np.ndarray
     documents: np.ndarray
+    parts: np.ndarray | None = None
+
+    @property
+    def part_ids(self) -> np.ndarray:
+        return self.documents if self.parts is None else self.parts
 
 
 def blank(number: int, context: int) -> Window:

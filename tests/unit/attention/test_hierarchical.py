@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workers.attention import Hierarchy, Pattern, attend
 from workers.attention.emulated import emulate
@@ -37,6 +39,9 @@ def definition(q, k, v, pool, pattern, scale):
         far = number < seen[:, None]
         if pattern.hierarchy.reach is not None:
             far &= number >= seen[:, None] - pattern.hierarchy.reach
+        if pattern.shelves is not None:
+            shelves = pattern.shelves.expand(batch, length)[b]
+            far &= shelves[:, None] == shelves[torch.tensor(stops) - 1]
         all_k = torch.cat([torch.stack(keys), k[b]]).repeat_interleave(groups, 1)
         all_v = torch.cat([torch.stack(values), v[b]]).repeat_interleave(groups, 1)
         scores = torch.einsum("qhd,khd->hqk", q[b], all_k) * scale
@@ -85,6 +90,56 @@ def test_out_and_gradients_equal_the_definition(ring, layout):
         ranks = emulate(ring, rank, layout)
         assert max(max(errors) for errors, _ in ranks) <= 1e-10, (window, hierarchy, documents)
         assert (sum(grad for _, grad in ranks) - whole[3].grad).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("ring, layout", [(1, "contiguous"), (2, "zigzag"), (3, "contiguous")])
+def test_summaries_are_seen_inside_a_shelf_alone(ring, layout):
+    length, batch = 48, 2
+    papers = DOCUMENTS["per row"](length, batch)
+    for hierarchy, papers_a_shelf in itertools.product((Hierarchy(4), Hierarchy(3, summaries=2, reach=2)), (1, 2, 3)):
+        *whole, grad = inputs(length, batch, summaries=hierarchy.summaries)
+        pattern = Pattern(window=5, hierarchy=hierarchy, documents=papers, shelves=papers // papers_a_shelf)
+        whole = [x.requires_grad_() for x in whole]
+        expected = definition(*whole, pattern, 0.3)
+        wanted = torch.autograd.grad(expected, whole[:3], grad)
+
+        def rank(mesh):
+            local = [shard(x.detach(), mesh, 1).requires_grad_() for x in whole[:3]]
+            out = attend(*local, pattern, mesh=mesh, scale=0.3, pool=whole[3].detach())
+            out.backward(shard(grad, mesh, 1))
+            pairs = zip((out, *(x.grad for x in local)), (expected.detach(), *wanted))
+            return max((a.detach() - shard(b, mesh, 1)).abs().max().item() for a, b in pairs)
+
+        assert max(emulate(ring, rank, layout)) <= 1e-10, (hierarchy, papers_a_shelf)
+
+
+@given(sizes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=2, max_size=4), data=st.data())
+def test_nothing_crosses_shelves(sizes, data):
+    """Whatever changes on one shelf, every other gives the same to the bit, and its later papers see earlier ones."""
+    papers = torch.repeat_interleave(torch.arange(sum(map(len, sizes))), torch.tensor([n for shelf in sizes for n in shelf]))
+    shelves = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor([sum(shelf) for shelf in sizes]))
+    q, k, v, pool, _ = inputs(len(papers))
+    pattern = Pattern(window=3, hierarchy=Hierarchy(2), documents=papers, shelves=shelves)
+    changed = data.draw(st.integers(0, len(papers) - 1))
+    k2, v2 = k.clone(), v.clone()
+    k2[:, changed] += 3
+    v2[:, changed] -= 3
+    before, after = attend(q, k, v, pattern, pool=pool), attend(q, k2, v2, pattern, pool=pool)
+    same = (before == after).all(-1).all(-1)[0]
+    position = torch.arange(len(papers))
+    assert same[(shelves != shelves[changed]) | (position < changed)].all()
+    assert not same[(shelves == shelves[changed]) & (papers > papers[changed])].any()
+
+
+@pytest.mark.parametrize("fields, error", [
+    (dict(documents=torch.tensor([0, 0, 1, 1]), shelves=torch.tensor([0, 0, 1, 1])), "need a hierarchy"),
+    (dict(window=2, hierarchy=Hierarchy(2), shelves=torch.tensor([0, 0, 1, 1])), "need a hierarchy, and documents"),
+    (dict(window=2, hierarchy=Hierarchy(2), documents=torch.tensor([0, 0, 1, 1]), shelves=torch.tensor([0, 1, 1, 1])), "changes inside a document"),
+    (dict(window=2, hierarchy=Hierarchy(2), documents=torch.tensor([0, 1, 2, 2]), shelves=torch.tensor([0, 1, 0, 0])), "a shelf comes back"),
+])  # fmt: skip
+def test_shelves_that_are_none_are_refused(fields, error):
+    with pytest.raises(ValueError, match=error):
+        Pattern(**fields).check(1, 4)
 
 
 def test_no_pooling_vectors_is_the_mean():

@@ -1,5 +1,6 @@
 """Generation against full forward passes, and weights of a two-rank run against what one process reads of them."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def greedy(model, prompt: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("prefill", [1, 7, 23, 2048])
 def test_greedy_generation_is_the_argmax_of_full_passes(model, prefill):
     assert list(generate(model, PROMPT, 12, prefill=prefill)) == greedy(model, PROMPT, 12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("prefill", [1, 7, 2048])
+def test_papers_of_a_prompt_are_seen_by_their_summaries(prefill):
+    model = decoder(dataclasses.replace(CONFIG, window=4, segment=3))
+    parts = [0] * 6 + [1] * 9 + [2] * 8
+    text = list(PROMPT)
+    for _ in range(12):
+        pattern = model.config.pattern(None, torch.tensor(parts + [2] * (len(text) - 23)))
+        text.append(int(model(torch.tensor([text]), torch.arange(len(text))[None], pattern)[0, -1].argmax()))
+    assert list(generate(model, PROMPT, 12, prefill=prefill, parts=parts)) == text[23:]
 
 
 def test_a_prompt_of_one_token_and_an_answer_of_one(model):

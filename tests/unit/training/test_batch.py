@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.attention_reference import visible
 from workers.attention import Pattern
 from workers.mesh import MeshSpec
+from workers.model import ModelConfig
 from workers.training.batch import _one_document, receive
 from workers.training.window import IGNORE, Window, blank
 
@@ -70,6 +71,40 @@ def test_one_rank_gets_the_whole_padded_to_an_even_length(one_rank):
     assert batch.targets.tolist() == [[2, 3, IGNORE, IGNORE], [IGNORE] * 4]
     assert batch.tokens.dtype == batch.targets.dtype == batch.positions.dtype == torch.int64
     assert batch.pattern.causal and batch.pattern.documents is None
+
+
+def of_parts(documents: list[int], parts: list[int]) -> Window:
+    return window([5] * len(parts), documents)._replace(parts=np.array(parts, np.int32))
+
+
+def test_parts_travel_beside_documents_and_count_from_their_documents_start(world):
+    rows = [of_parts([0, 0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 2, 3, 4, 5, 5])]
+    for alone in (False, True):
+        ranks = world.run(patterns, ranks=2, spec=MeshSpec(ring=2), windows=rows, alone=alone)
+        for rank in ranks:
+            papers, shelves = rank["hierarchical"]
+            assert papers == [[0, 0, 1, 2, 3, 4, 5, 5]]
+            assert shelves == (papers if alone else [[0, 0, 0, 0, 1, 1, 2, 2]])
+            assert rank["dense"] == shelves
+        assert ranks[0]["part"] + ranks[1]["part"] == [0, 0, 0, 0, 1, 2, 0, 1]  # zigzag: 0 1 6 7, 2 3 4 5
+
+
+def patterns(spec: MeshSpec, windows: list[Window], alone: bool) -> dict:
+    """What a hierarchical and a dense model are told of documents, and the number of each token's part."""
+    mesh = spec.build("cpu")
+    found = {}
+    for name, fields in {"dense": {}, "hierarchical": dict(window=2, segment=2)}.items():
+        model = ModelConfig(vocab_size=8, **fields)
+        batch = receive(windows if mesh.is_leader else None, mesh, len(windows[0].tokens), model.pattern, alone)
+        found[name] = batch.pattern.documents.tolist()
+    return {**found, "hierarchical": (found["hierarchical"], batch.pattern.shelves.tolist()), "part": batch.part[0].tolist()}
+
+
+def test_one_shelf_of_several_papers_needs_its_papers_alone(one_rank):
+    model = ModelConfig(vocab_size=8, window=2, segment=2)
+    batch = receive([of_parts([0, 0, 0, 0], [0, 0, 1, 1])], one_rank, 4, model.pattern)
+    assert batch.pattern.documents.tolist() == [[0, 0, 1, 1]] and batch.pattern.shelves is None
+    assert receive([window([5] * 4, [0, 0, 1, 1])], one_rank, 4, model.pattern).pattern.shelves.tolist() == [[0, 0, 1, 1]]
 
 
 def test_a_window_reaches_the_rank_unchanged(one_rank):

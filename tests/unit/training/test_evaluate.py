@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,23 @@ def test_windows_without_targets_change_nothing(mesh):
     assert alone == filled
     nothing = evaluate(model, mesh, 100, iter([blank(0, 100)]), 1)
     assert nothing == {"loss": 0.0, "targets": 0, "loss_by_position": []}
+
+
+@pytest.mark.parametrize("fields", [{}, dict(window=8, segment=8)], ids=str)
+def test_later_papers_are_scored_with_and_without_those_before(mesh, fields):
+    config = dataclasses.replace(CONFIG, **fields)
+    model = Decoder(config)
+    model.init_weights(1)
+    shelf = window(0, [90, 40])._replace(parts=np.repeat([0, 1, 2, 3], [30, 60, 17, 23]).astype(np.int32))
+    found = {alone: evaluate(model, mesh, 130, iter([shelf]), 1, alone=alone) for alone in (False, True)}
+    apart = shelf._replace(documents=shelf.parts, parts=None)
+    whole = evaluate(model, mesh, 130, iter([apart]), 1)
+    assert found[True]["loss"] == whole["loss"] and "later_loss" not in whole
+    assert found[True]["targets"] == found[False]["targets"] == 117
+    assert found[True]["later_targets"] == found[False]["later_targets"] == 60 + 10  # the last 13 targets are not learnt
+    assert found[True]["later_loss"] != found[False]["later_loss"]
+    first = [f["loss"] * f["targets"] - f["later_loss"] * f["later_targets"] for f in found.values()]
+    assert first[0] == pytest.approx(first[1])  # a first paper has none before it
 
 
 def test_no_gradient_is_kept(mesh):
