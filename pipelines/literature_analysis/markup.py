@@ -40,7 +40,7 @@ def read_markdown(text: str) -> Paper:
     first = text.count("\n", 0, front.end()) if front else 0
     headings = [  # (first line, line after the last, level, heading)
         (token.map[0] + first, token.map[1] + first, int(token.tag[1]), inline.content)
-        for token, inline in _pairs(MarkdownIt("commonmark").disable("reference").parse("\n".join(lines[first:])))
+        for token, inline in _pairs(MarkdownIt("commonmark").disable(["reference", "inline"]).parse("\n".join(lines[first:])))
         if token.type == "heading_open" and token.level == 0
     ]
     title = fields.get("title", "").strip("\"'")

@@ -15,7 +15,7 @@ _ARXIV = re.compile(
 )
 _YEAR = re.compile(r"(?<![\d./-])(1[6-9]\d\d|20\d\d)[a-z]?(?![\d/-])")
 _QUOTED = re.compile(r"[\"“]([^\"“”]{10,300}?)[,.]?[\"”]|``(.{10,300}?)[,.]?''")
-_AFTER_YEAR = re.compile(r"\(?\b(?:1[6-9]|20)\d\d[a-z]?\)?[.,:]?\s+([A-Z][^.?!]{10,300}[.?!])")
+_AFTER_YEAR = re.compile(r"\(?\b(?:1[6-9]|20)\d\d[a-z]?\)?[.,:]?\s+([A-Z][^.?!]{5,300}[.?!])")
 _WORDS = re.compile(r"[^\W_]+")
 _FILE_NAMES = (
     ("arxiv", re.compile(r"(\d{4}\.\d{4,5})(?:v\d+)?")),

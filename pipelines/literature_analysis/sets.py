@@ -51,7 +51,7 @@ def read_sentences(text: str) -> Paper:
             draft.add("\n")
         if closing:
             continue
-        if name != "S":
+        if name in ("ABSTRACT", "SECTION", "SUBSECTION"):
             draft.paragraph()
             titled = True
         if name == "ABSTRACT":
@@ -113,13 +113,15 @@ def scirex(text: str) -> dict | None:
         return None
     if not isinstance(tree, dict) or not {"words", "sections", "sentences"} <= tree.keys():
         return None
-    spans = [tree["sections"], tree["sentences"]]
-    whole = all(isinstance(word, str) for word in tree["words"]) and all(
-        isinstance(span, list) and len(span) == 2 and all(isinstance(at, int) for at in span)
-        for row in spans
-        for span in row
-    )
+    words, rows = tree["words"], (tree["sections"], tree["sentences"])
+    whole = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    whole = whole and all(isinstance(row, list) and all(_is_span(span, len(words)) for span in row) for row in rows)
     return tree if whole else None
+
+
+def _is_span(span, length: int) -> bool:
+    is_pair = isinstance(span, list) and len(span) == 2 and all(type(at) is int for at in span)
+    return is_pair and 0 <= span[0] <= span[1] <= length
 
 
 def _unescaped(text: str) -> str:
