@@ -121,14 +121,25 @@ def ingest() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", required=True, help="Folder of the store.")
 @click.option("--tokenizer", default="byte", show_default=True, help="byte, bpe:N (trained on these files), or a tokenizer.json.")
+@click.option("--unit", type=click.Choice(["file", "repository"]), default="file", show_default=True, help="What training takes as one document.")
+@click.option("--order", type=click.Choice(["path", "dependency", "random"]), default="path", show_default=True, help="Of the files in their repository.")
+@click.option("--line-ends", type=click.Choice(["keep", "lf"]), default="keep", show_default=True)
+@click.option("--licences", metavar="ID,ID", help="Take only files under these licences, by SPDX id, as in MIT,Apache-2.0.")
+@click.option("--near-duplicates", type=float, metavar="SIMILARITY", help="Leave out files so much like an earlier one, as in 0.85; exact copies always are.")
+@click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Whether .gitignore files count.")
+@click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a repository or folder, as in project/tests, and copies of it from training; repeatable.")
 @json_option
 @verbose_option
-def ingest_code(paths, out, tokenizer, as_json, verbose) -> None:
-    """Ingest source code from files and folders."""
+def ingest_code(paths, out, tokenizer, unit, order, line_ends, licences, near_duplicates, gitignore, hold_out, as_json, verbose) -> None:
+    """Ingest source code from files, folders, archives (tar, zip), and git repositories at a commit (REPO@COMMIT)."""
     from pipelines.corpus.code import Code
 
     with wrong_input():
-        kind = Code()
+        kind = Code(
+            unit={"file": "row", "repository": "collection"}[unit], order=order, line_ends=line_ends,
+            licences=() if licences is None else tuple(licences.split(",")),
+            near_duplicates=near_duplicates, held_out=hold_out, gitignore=gitignore,
+        )  # fmt: skip
     _ingest(kind, paths, out, tokenizer, as_json, verbose)
 
 
@@ -199,8 +210,9 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     from cluster.launch import ClusterTooSmall, RunFailed
     from pipelines import report
     from pipelines.config import load_config
+    from pipelines.corpus.mix import lines as mix_lines
     from pipelines.tracking.lines import read_rows
-    from pipelines.train import execute, prepare
+    from pipelines.train import changed_mixes, execute, prepare
     from workers.model.adapter import count_parameters
 
     with wrong_input():
@@ -218,6 +230,8 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     for stage in prepared.stages:
         job = stage.job
         click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {_mesh_line(stage.mesh)}", err=True)
+    for change in changed_mixes(prepared):
+        click.echo("\n".join([f"mix of steps {change.first_step}–{change.last_step}", *mix_lines(change.before, change.after)]), err=True)
     with _stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
@@ -258,6 +272,36 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
             Path(checkpoint), Path(repo), at, new_tokens=max_tokens, temperature=temperature, seed=seed, context=context
         )
     _answer(as_json, vars(result), result.text)
+
+
+@main.command(epilog="Example: ringspan select ~/src/linux --at fs/ext4/inode.c:1000 --budget 60000 --tokenizer runs/first")
+@click.argument("repo", metavar="REPO")
+@click.option("--at", required=True, metavar="FILE:LINE", help="Where the work is; the line counts from 1.")
+@click.option("--budget", required=True, type=int, metavar="TOKENS", help="Most tokens to choose.")
+@click.option("--tokenizer", default="byte", show_default=True, help="What counts the tokens: byte, a tokenizer.json, or a folder with one.")
+@click.option("--out", metavar="FILE", help="Write the text there, as a repository stands in a corpus.")
+@json_option
+@verbose_option
+def select(repo, at, budget, tokenizer, out, as_json, verbose) -> None:
+    """Choose what of a repository too large for a context is worth having in it."""
+    from pipelines.code_completion.prompt import parse_place
+    from pipelines.code_completion.select import select as run_selection
+    from pipelines.code_completion.select import table
+    from pipelines.corpus.tokenizer import ByteTokenizer, load_tokenizer
+    from pipelines.paths import absolute
+
+    with wrong_input():
+        repo = absolute(repo, "REPO")
+        if not repo.is_dir():
+            raise ValueError(f"REPO {repo} is not a folder")
+        file, line = parse_place(at, repo)
+        encoder = ByteTokenizer() if tokenizer == "byte" else load_tokenizer(absolute(tokenizer, "--tokenizer"))
+        selection = run_selection(repo, file, line, budget, encoder)
+        if out is not None:
+            absolute(out, "--out").write_text(encoder.decode(selection.ids(encoder)), encoding="utf-8", newline="")
+    files = [{"path": c.path, "lines": c.lines, "reason": c.reason, "tokens": c.tokens} for c in selection.choices]
+    value = {"repository": selection.repository, "tokens": selection.tokens, "budget": budget, "files": files}
+    _answer(as_json, value, table(selection))
 
 
 @main.command("import", epilog="Example: ringspan import models/SmolLM2-135M.Q8_0.gguf --out models/smollm2 --special-tokens")

@@ -17,6 +17,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.launch import ClusterConfig
+from pipelines.code_completion.fim import Fim
+from pipelines.corpus.mix import Upsample
 from pipelines.paths import absolute, read_mapping
 from workers.attention.block import BACKENDS
 from workers.mesh import LAYOUTS, MeshSpec, split_context
@@ -34,6 +36,8 @@ class CorpusConfig:
     """store: the folder that ``ringspan ingest`` wrote. overlap: tokens of a long document's window that the window
     before has learnt; null is context / 8. held_out: share of the documents kept from training; held_out_windows: how
     many of their windows an evaluation reads. positions: "restart" at each document, or "continue" through the window.
+    fim_rate: share of the files' pieces that are learnt as fill-in-the-middle; fim_spm_rate: of these, with the suffix first.
+    upsample: long documents more often, within each source; null takes each document once an epoch.
     """
 
     store: str | None = None
@@ -41,8 +45,12 @@ class CorpusConfig:
     held_out: float = 0.05
     held_out_windows: int = 16
     positions: str = "restart"
+    fim_rate: float = 0.0
+    fim_spm_rate: float = 0.5
+    upsample: Upsample | None = None
 
     def __post_init__(self):
+        Fim(self.fim_rate, self.fim_spm_rate)
         if self.overlap is not None and self.overlap < 0:
             raise ValueError(f"corpus.overlap is {self.overlap}; it must not be negative")
         if not 0 <= self.held_out < 1:

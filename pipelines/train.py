@@ -20,9 +20,11 @@ import psutil
 
 from cluster.launch import ClusterConfig, Data, RunFailed, check_resources, connected, launch
 from pipelines.config import Config, load_config, naming_stage
+from pipelines.code_completion.fim import Fim, template
 from pipelines.corpus import TokenStore
+from pipelines.corpus.mix import Share, mix, repeats
 from pipelines.corpus.tokenizer import FILE_NAME, load_tokenizer
-from pipelines.corpus.windows import WindowPlan, held_out
+from pipelines.corpus.windows import WindowPlan, document_lengths, held_out
 from pipelines.models.source import ORIGIN
 from pipelines.paths import absolute, check_folder, read_mapping
 from pipelines.tracking import Tracker, absolute_uri, default_uri
@@ -175,9 +177,31 @@ def _write_run_folder(prepared: Prepared) -> dict[str, str]:
     (run / "config.yaml").write_text(prepared.config.to_yaml(), encoding="utf-8")
     store.tokenizer.save(run)
     _keep_origin(prepared.job)
-    corpus = {"store": str(store.folder), "fingerprint": store.fingerprint, "tokenizer": store.tokenizer.fingerprint}
-    (run / "corpus.json").write_text(json.dumps(corpus, indent=1), encoding="utf-8")
+    corpus = {"store": str(store.folder), "fingerprint": store.fingerprint, "tokenizer": store.tokenizer.fingerprint, "unit": store.unit}
+    mixes = [dataclasses.asdict(change) for change in changed_mixes(prepared)]
+    (run / "corpus.json").write_text(json.dumps(corpus | ({"mix": mixes} if mixes else {}), indent=1), encoding="utf-8")
     return corpus
+
+
+@dataclass(frozen=True)
+class ChangedMix:
+    """The sources of a stage that repeats documents, without the repeats and with them."""
+
+    first_step: int
+    last_step: int
+    before: list[Share]
+    after: list[Share]
+
+
+def changed_mixes(prepared: Prepared) -> list[ChangedMix]:
+    """Of the stages that are left, those with corpus.upsample."""
+    found = []
+    for stage, config in zip(prepared.stages, prepared.config.each_stage()[-len(prepared.stages) :]):
+        plan, upsample = stage.data.train, config.corpus.upsample
+        if upsample is not None:
+            before, after = (mix(prepared.store, plan.documents, upsample.longer_than, times) for times in (None, plan.repeats))
+            found.append(ChangedMix(stage.job.first_step + 1, stage.job.last_step, before, after))
+    return found
 
 
 def _keep_origin(job: Job) -> None:
@@ -322,9 +346,13 @@ def _check_start(start: Path, stage: Stage, config: Config, store: TokenStore) -
 def _data(config: Config, store: TokenStore) -> Data:
     corpus, training = config.corpus, config.training
     learnt, kept_back = held_out(store, corpus.held_out, training.seed)
-    plan = lambda documents: WindowPlan(store, training.context, corpus.overlap, training.seed, documents, corpus.positions)
-    train = plan(learnt)
-    if not corpus.held_out or not corpus.held_out_windows or not store.lengths[kept_back].any():
+    fim = Fim(corpus.fim_rate, corpus.fim_spm_rate) if corpus.fim_rate else None
+    if fim is not None:
+        template(store.tokenizer)
+    times = repeats(store, learnt, corpus.upsample) if corpus.upsample is not None else None
+    plan = lambda documents, **how: WindowPlan(store, training.context, corpus.overlap, training.seed, documents, corpus.positions, **how)
+    train = plan(learnt, repeats=times, rewriter=fim)
+    if not corpus.held_out or not corpus.held_out_windows or not document_lengths(store)[kept_back].any():
         return Data(train)
     held = plan(kept_back)
     return Data(train, held, min(corpus.held_out_windows, len(held)))

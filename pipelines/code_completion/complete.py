@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.code_completion.prompt import Prompt, build_prompt, parse_cursor
+from pipelines.code_completion.fim import template
+from pipelines.code_completion.prompt import Form, Prompt, build_prompt, parse_cursor
 from pipelines.corpus.tokenizer import load_tokenizer
 from pipelines.models.source import Source, open_source
 
@@ -48,7 +49,8 @@ def complete(
     tokenizer = load_tokenizer(source.folder)
     if tokenizer.end_of_text >= source.model.vocab_size:
         raise ValueError(f"{source.folder} has no id for <|endoftext|>, which stands before each file; import the model with --special-tokens")
-    prompt = build_prompt(repo, cursor, tokenizer, context - new_tokens)
+    form = Form(source.unit, template(tokenizer) if source.infill else None)
+    prompt = build_prompt(repo, cursor, tokenizer, context - new_tokens, form)
     return _answer(prompt, source, tokenizer, new_tokens, temperature, seed)
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from pipelines.corpus.sources import SourceFile, Unreadable, find_code, read_text, unwanted
+from pipelines.code_completion.fim import Template
+from pipelines.code_completion.select import SMALLEST_FILE, Files, Write, choose, named, titled
+from pipelines.corpus.decode import Unreadable, read_text
 from pipelines.corpus.tokenizer import Tokenizer
-
-SMALLEST_FILE = 16  # tokens; for less room than that no file is looked at
-MOST_BYTES_PER_TOKEN = 16  # of ordinary code, by any tokenizer: what is larger than that cannot fit and is not read
 
 
 @dataclass(frozen=True)
@@ -33,19 +29,39 @@ class Prompt:
     newline: str
 
 
+@dataclass(frozen=True)
+class Form:
+    """How a run was told its text: a document a file ("row") or a repository ("collection"), and its template for filling
+    in the middle if it learnt that."""
+
+    unit: str = "row"
+    infill: Template | None = None
+
+
 def parse_cursor(text: str, repo: Path) -> Cursor:
     """``FILE:LINE:COL``, FILE relative to the repository (or absolute). Raises ValueError in one line."""
-    name, line, column = (text.rsplit(":", 2) + ["", ""])[:3]
-    if not (name and line.isdecimal() and column.isdecimal() and int(line) and int(column)):
-        raise ValueError(f"--at {text!r} is not FILE:LINE:COL, as in src/parser.py:120:9 (both count from 1)")
+    file, (line, column) = _parse(text, repo, 2, "FILE:LINE:COL, as in src/parser.py:120:9 (both count from 1)")
+    return Cursor(file, line, column)
+
+
+def parse_place(text: str, repo: Path) -> tuple[Path, int]:
+    """The same for ``FILE:LINE``."""
+    file, (line,) = _parse(text, repo, 1, "FILE:LINE, as in src/parser.py:120 (it counts from 1)")
+    return file, line
+
+
+def _parse(text: str, repo: Path, numbers: int, form: str) -> tuple[Path, list[int]]:
+    name, *counts = text.rsplit(":", numbers)
+    if not name or len(counts) < numbers or not all(count.isdecimal() and int(count) for count in counts):
+        raise ValueError(f"--at {text!r} is not {form}")
     path = repo / name
     if not path.is_file():
         raise ValueError(f"--at names {name!r}, but {path} is not a file")
-    return Cursor(path, int(line), int(column))
+    return path, [int(count) for count in counts]
 
 
-def text_before(cursor: Cursor) -> tuple[str, str]:
-    """The text before the cursor, byte for byte, and the file's line end.
+def text_around(cursor: Cursor) -> tuple[str, str, str]:
+    """The text before the cursor and behind it, byte for byte, and the file's line end.
 
     Raises ValueError when the file cannot be read or has no such place.
     """
@@ -61,55 +77,42 @@ def text_before(cursor: Cursor) -> tuple[str, str]:
         raise ValueError(f"line {cursor.line} of {cursor.file} has {len(line)} characters; the last column is {len(line) + 1}")
     crlf = text.count("\r\n") > text.count("\n") / 2
     before = "".join(part + "\n" for part in lines[: cursor.line - 1]) + line[: cursor.column - 1]
-    return before, "\r\n" if crlf else "\n"
+    return before, text[len(before) :], "\r\n" if crlf else "\n"
 
 
-def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int) -> Prompt:
-    """At most ``budget`` ids: end-of-text before each file; the cursor's file last, cut at its head if need be.
+def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int, form: Form = Form()) -> Prompt:
+    """At most ``budget`` ids: other files of the repository as ``select`` chooses them, and last the cursor's file.
 
-    Other files of the repository come before it, the nearest by path last, as many as fit whole. The model sees across
-    files here, which it did not while it learnt: there each file was a document of its own.
+    Its text is cut at its head if need be. A model that learnt to fill in the middle is told what stands behind the
+    cursor, too: at most a fourth of the room. In a run on single files the model sees across files here, which it did
+    not while it learnt: there each file was a document of its own.
     """
-    before, newline = text_before(cursor)
-    ids = np.concatenate([[tokenizer.end_of_text], tokenizer.encode(before)])[-budget:].tolist()
-    files = [_relative(cursor.file, repo)]
-    for file in _by_distance(repo, cursor.file):
-        left = budget - len(ids)
-        if left < SMALLEST_FILE:
-            break
-        if file.size > left * MOST_BYTES_PER_TOKEN:
-            continue
-        try:
-            text = read_text(file.path).text
-        except Unreadable:
-            continue  # not a file that ingest would have kept either
-        if not text or unwanted(text):
-            continue
-        document = [tokenizer.end_of_text, *tokenizer.encode(text).tolist()]
-        if len(document) <= left:
-            ids = document + ids
-            files.insert(0, _relative(Path(file.path), repo))
-    return Prompt(ids, files, newline)
+    before, after, newline = text_around(cursor)
+    files = Files(repo, cursor.file)
+    head, write = _writer(repo, tokenizer, form.unit)
+    head = head if len(head) + SMALLEST_FILE <= budget else []
+    own = _own(files.own, write, before, after, tokenizer, budget - len(head), form)
+    chosen = choose(files, before + after, cursor.line, budget - len(head) - len(own), write)
+    others = [token for choice in chosen for token in write(choice.path, choice.text)]
+    return Prompt(head + others + own, [*(choice.path for choice in chosen), files.own], newline)
 
 
-def _by_distance(repo: Path, file: Path) -> list[SourceFile]:
-    """The repository's other files, those with the longest common folder first."""
-    try:
-        found, _ = find_code([repo])
-    except ValueError:  # nothing but the cursor's file, which need not be source code
-        return []
-    parts = file.resolve().parts
-
-    def distance(other: SourceFile) -> tuple:
-        path = Path(other.path)
-        common = len(os.path.commonpath([path, file.resolve()]).split(os.sep))
-        return (len(parts) + len(path.parts) - 2 * common, path.as_posix())
-
-    return sorted((other for other in found if Path(other.path) != file.resolve()), key=distance)
+def _writer(repo: Path, tokenizer: Tokenizer, unit: str) -> tuple[list[int], Write]:
+    """What stands before all files, and how a file is written."""
+    end = tokenizer.end_of_text
+    if unit == "row":
+        return [], lambda path, text: [end, *tokenizer.encode(text).tolist()]
+    return [end, *titled(repo.resolve().name, tokenizer)], lambda path, text: named(path, text, tokenizer)
 
 
-def _relative(path: Path, repo: Path) -> str:
-    try:
-        return path.resolve().relative_to(repo.resolve()).as_posix()
-    except ValueError:
-        return path.as_posix()
+def _own(path: str, write: Write, before: str, after: str, tokenizer: Tokenizer, room: int, form: Form) -> list[int]:
+    """The cursor's file, in at most ``room`` ids."""
+    mark, told = write(path, ""), tokenizer.encode(before).tolist()
+    left = room - len(mark)
+    if form.infill is not None and after.strip() and left > SMALLEST_FILE:
+        left -= 3
+        behind = tokenizer.encode(after).tolist()[: left // 4]
+        return [*mark, *form.infill.infill(told[-(left - len(behind)) :], behind)]
+    if form.unit == "collection" and left > SMALLEST_FILE:
+        return mark + told[-left:]
+    return (mark + told)[-room:]  # a text without its beginning doesn't stand behind end-of-text

@@ -29,8 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipelines.corpus import sources, unfinished
+from pipelines.corpus.decode import Unreadable
 from pipelines.corpus.kind import Facts, Kind, Place, encode
-from pipelines.corpus.sources import Skipped, SourceFile, Unreadable
+from pipelines.corpus.sources import Skipped, SourceFile
 from pipelines.corpus.store import Shard, ShardWriter, TokenStore, file_checksum, shard_name, write_manifest
 from pipelines.corpus.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, parse_spec, train_bpe
 
@@ -156,11 +157,11 @@ def _build(kind: Kind, found: _Input, partial: Path, tokenizer: str, shard_bytes
         for number, fact in result["facts"]:
             files.append(piece[number])
             facts.append(Facts(**fact))
-    if not files:
-        first = f"{skipped[-1]['path']} as {skipped[-1]['reason']}"
-        raise ValueError(f"nothing to ingest: all {len(found.files):,} inputs were left out, {first}")
     places, left_out = kind.arrange(files, facts)
     skipped += [asdict(entry) for entry in left_out]
+    if not places:
+        first = f"{skipped[-1]['path']} as {skipped[-1]['reason']}"
+        raise ValueError(f"nothing to ingest: all {len(found.files):,} inputs were left out, {first}")
     encoder = _tokenizer(tokenizer, kind, places, partial, found.identity)
     unfinished.record(partial, found.identity)
     shards = cut(places, shard_bytes)
@@ -221,7 +222,7 @@ class Survey:
 
     def _make(self, files: list[SourceFile], note: Path, stamp: str) -> dict:
         facts, skipped = [], []
-        with sources.reading() as read:
+        with sources.reading(files) as read:
             for number, file in enumerate(files):
                 try:
                     facts.append((number, asdict(self.kind.survey(file, read(file)))))
@@ -251,7 +252,7 @@ class Encode:
         if result is not None and path.is_file() and file_checksum(path) == result["shard"]["checksum"]:
             return result
         skipped = []
-        with sources.reading() as read, ShardWriter(self.folder, index, self.encoder) as writer:
+        with sources.reading([place.file for place in places]) as read, ShardWriter(self.folder, index, self.encoder) as writer:
             for place in places:
                 try:
                     document = self.kind.read(place, read(place.file))
@@ -281,7 +282,7 @@ def _input_stamp(kind: Kind, items: list, encoder: Tokenizer | None = None) -> s
     for item in items:
         stamp.update(_stamp(item) if isinstance(item, SourceFile) else _stamp(item.file))
         if isinstance(item, Place):
-            stamp.update(json.dumps([item.name, item.collection, item.first, item.last]).encode())
+            stamp.update(json.dumps([item.name, item.collection, item.first, item.last, item.licence]).encode())
     return stamp.hexdigest()
 
 
@@ -300,13 +301,15 @@ def _tokenizer(spec: str, kind: Kind, places: list[Place], partial: Path, identi
 
 def _training_texts(kind: Kind, places: list[Place]) -> Iterator[str]:
     """Texts in an order that mixes folders, up to TRAINING_BYTES; the same for the same names."""
-    left = TRAINING_BYTES
-    with sources.reading() as read:
-        for place in sorted(places, key=lambda place: hashlib.blake2b(place.name.encode(), digest_size=8).digest()):
-            if left <= 0:
-                return
+    chosen, left = [], TRAINING_BYTES
+    for place in sorted(places, key=lambda place: hashlib.blake2b(place.name.encode(), digest_size=8).digest()):
+        if left <= 0:
+            break
+        left -= place.file.size
+        chosen.append(place)
+    with sources.reading([place.file for place in chosen]) as read:
+        for place in chosen:
             with contextlib.suppress(Unreadable):  # listed by the task that reads it for the store
-                left -= place.file.size
                 yield kind.read(place, read(place.file)).text
 
 

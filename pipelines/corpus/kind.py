@@ -30,13 +30,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an input stands in the store: its row's path, its collection, and whether it is that one's first or last."""
+    """Where an input stands in the store: its row's path, its collection, and whether it is that one's first or last;
+    and its licence, which may stand in another file."""
 
     file: SourceFile
     name: str
     collection: str
     first: bool = True
     last: bool = True
+    licence: str | None = None
 
 
 @dataclass(frozen=True)

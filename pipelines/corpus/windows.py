@@ -1,16 +1,14 @@
 """From documents to windows of a fixed context: which tokens each training sequence holds, and in what order.
 
-A document of L tokens has L targets. The input of a target is the token before it; the first target's input is
-`end_of_text`, the mark that a document starts. Hence a span of targets [start, stop) reads the inputs
-document[start − 1 : stop − 1].
+A document is a row of the store, or all rows of a collection, one after another (`store.unit`). Of L tokens it has L
+targets. The input of a target is the token before it; the first target's input is `end_of_text`, the mark that a
+document starts. Hence a span of targets [start, stop) reads the inputs document[start − 1 : stop − 1].
 
-1. A document longer than the context becomes windows with a stride of context − overlap. In each but the first, the
-   first `overlap` targets are context only: seen, not learnt, since the window before has learnt them.
-2. What is shorter than the context, whole documents and tails, is packed by best-fit decreasing (Ding et al. 2024,
-   "Fewer truncations improve language modeling"). Nothing is cut to make it fit.
-3. The seed and the epoch permute the windows; they change no window. So each token is a target exactly once an epoch
-   and the order is known from (seed, epoch) alone, on any number of machines: sequence g of a run is window
-   `order(g // n)[g % n]` for n windows an epoch.
+1. `packing` cuts documents that are longer than the context and packs what is shorter.
+2. The seed and the epoch permute the windows; they change no window. So each token is a target exactly once an epoch
+   (r times, where a document is repeated r times on purpose) and the order is known from (seed, epoch) alone, on any
+   number of machines: sequence g of a run is window `order(g // n)[g % n]` for n windows an epoch.
+3. What a window teaches may be rewritten as it is read (fill-in-the-middle), inside one row, into room that was left.
 """
 
 from __future__ import annotations
@@ -18,10 +16,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
+from pipelines.corpus.holdout import held_out_part
+from pipelines.corpus.packing import plan_pieces
 from pipelines.corpus.store import TokenStore
+from pipelines.corpus.tokenizer import Tokenizer
 from workers.training.window import IGNORE, Window
 
 
@@ -35,21 +37,14 @@ class Span:
     context_only: int
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """Windows as flat arrays, before any shuffling. Window w holds the pieces first[w] to first[w + 1] − 1.
+class Rewriter(Protocol):
+    """Changes what a window teaches, as `code_completion.fim.Fim` does. A frozen dataclass: it travels with the plan."""
 
-    document, start, stop, context_only: int64 [pieces]; first: int64 [windows + 1].
-    """
+    def reserve(self, context: int) -> int:
+        """Tokens that each window leaves free."""
 
-    document: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    context_only: np.ndarray
-    first: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.first) - 1
+    def rewrite(self, row: np.ndarray, start: int, stop: int, room: int, tokenizer: Tokenizer, place: tuple[int, ...]) -> np.ndarray:
+        """What is learnt in place of row[start:stop], at most `room` tokens longer; `place` seeds chance."""
 
 
 class WindowPlan:
@@ -60,8 +55,10 @@ class WindowPlan:
         context: tokens in a window.
         overlap: context-only targets at the head of a continued document's window; default context // 8.
         seed: of the order; 0 ≤ seed < 2⁶⁴.
-        documents: indices to use (a set: order and repeats don't matter); default all.
+        documents: indices into `store.documents` to use (a set: order and repeats don't matter); default all.
         positions: "restart" counts from 0 in each piece, "continue" counts through the window.
+        repeats: int64 [documents used], how often an epoch has each; default once.
+        rewriter: what changes the windows as they are read.
 
     `len(plan)` is the windows an epoch. A plan pickles as the store's folder and these arguments; a process that
     receives many copies plans once. Raises ValueError for arguments that allow no window.
@@ -75,6 +72,8 @@ class WindowPlan:
         seed: int = 0,
         documents: np.ndarray | None = None,
         positions: str = "restart",
+        repeats: np.ndarray | None = None,
+        rewriter: Rewriter | None = None,
     ):
         overlap = context // 8 if overlap is None else overlap
         if positions not in ("restart", "continue"):
@@ -82,24 +81,39 @@ class WindowPlan:
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is {seed}; it must lie in 0–2⁶⁴ − 1")
         self.store, self.context, self.overlap, self.seed, self.positions = store, context, overlap, seed, positions
-        self.documents = None if documents is None else _checked(documents, len(store))
-        lengths = store.lengths if documents is None else store.lengths[self.documents]
-        self.pieces = plan_pieces(lengths, context, overlap)
+        self.documents = None if documents is None else _checked(documents, len(store.documents) - 1)
+        self.repeats, self.rewriter = repeats, rewriter
+        self._row_starts = np.concatenate([[0], np.cumsum(store.lengths)])
+        self._starts = self._row_starts[store.documents]  # of each document, in tokens of the store
+        lengths = document_lengths(store) if documents is None else document_lengths(store)[self.documents]
+        used = np.arange(len(lengths)) if repeats is None else np.repeat(np.arange(len(lengths)), repeats)
+        self.pieces = plan_pieces(lengths[used], *self._room())
         if len(self.pieces) == 0:
             raise ValueError(f"no window: none of the {len(lengths):,} documents in {store.folder} has a token")
+        self._document = (used if self.documents is None else self.documents[used])[self.pieces.document]
         self._orders: dict[int, np.ndarray] = {}
 
     def __reduce__(self):
-        documents = None if self.documents is None else self.documents.tobytes()
-        arguments = (self.context, self.overlap, self.seed, documents, self.positions)
+        documents, repeats = (None if a is None else np.asarray(a, np.int64).tobytes() for a in (self.documents, self.repeats))
+        arguments = (self.context, self.overlap, self.seed, documents, self.positions, repeats, self.rewriter)
         return _rebuild, (str(self.store.folder), self.store.fingerprint, *arguments)
+
+    def _room(self) -> tuple[int, int]:
+        """The tokens that may be planned in a window, and the overlap in it."""
+        reserve = self.rewriter.reserve(self.context) if self.rewriter is not None else 0
+        if reserve >= self.context - self.overlap > 0:
+            raise ValueError(
+                f"context is {self.context}; an overlap of {self.overlap} and the {reserve} tokens that fill-in-the-middle keeps free "
+                f"leave no room: take a larger context, or set corpus.fim_rate to 0"
+            )
+        return self.context - reserve, self.overlap
 
     def __len__(self) -> int:
         return len(self.pieces)
 
     @property
     def targets(self) -> int:
-        """Targets an epoch, which is the number of tokens in the documents used."""
+        """Targets an epoch: the tokens of the documents used, as often as they are; before any rewriting."""
         pieces = self.pieces
         return int((pieces.stop - pieces.start - pieces.context_only).sum())
 
@@ -108,6 +122,10 @@ class WindowPlan:
         """Names the windows and their order: plans of equal fingerprint give the same spans for the same number."""
         documents = b"all" if self.documents is None else self.documents.tobytes()
         told = f"{self.store.fingerprint} {self.context} {self.overlap} {self.seed} ".encode()
+        if self.repeats is not None:
+            documents += b" repeats " + np.asarray(self.repeats, np.int64).tobytes()
+        if self.rewriter is not None:
+            documents += f" room {self._room()[0]}".encode()
         return hashlib.blake2b(told + documents, digest_size=16).hexdigest()
 
     def sequence_after(self, tokens: int) -> int:
@@ -132,9 +150,8 @@ class WindowPlan:
         window = self._order(epoch)[place]
         pieces = self.pieces
         used = range(pieces.first[window], pieces.first[window + 1])
-        document = pieces.document if self.documents is None else self.documents[pieces.document]
         return [
-            Span(int(document[p]), int(pieces.start[p]), int(pieces.stop[p]), int(pieces.context_only[p])) for p in used
+            Span(int(self._document[p]), int(pieces.start[p]), int(pieces.stop[p]), int(pieces.context_only[p])) for p in used
         ]
 
     def read(self, g: int) -> Window:
@@ -142,19 +159,22 @@ class WindowPlan:
 
         The tokens are copied from the memory map; nothing else of the store is touched.
         """
-        end_of_text = self.store.tokenizer.end_of_text
         spans = self.window(g)
-        tokens = np.full(self.context, end_of_text, np.int32)
+        tokens = np.full(self.context, self.store.tokenizer.end_of_text, np.int32)
         targets = np.full(self.context, IGNORE, np.int32)
         positions = np.arange(self.context, dtype=np.int64)
         documents = np.full(self.context, len(spans), np.int32)
-        at = 0
+        at, room = 0, self.context - sum(span.stop - span.start for span in spans)
         for i, span in enumerate(spans):
-            ids = self.store[span.document]
-            end = at + span.stop - span.start
-            before = max(span.start - 1, 0)
-            tokens[end - (span.stop - 1 - before) : end] = ids[before : span.stop - 1]
-            targets[at + span.context_only : end] = ids[span.start + span.context_only : span.stop]
+            learnt_from = span.start + span.context_only
+            learnt = self._learnt(span.document, learnt_from, span.stop, room, g // len(self))
+            room -= len(learnt) - (span.stop - learnt_from)
+            seen = self._ids(span.document, max(span.start - 1, 0), learnt_from)
+            first = at + (span.start == 0)  # before the first target stands end_of_text
+            begin, end = at + span.context_only, at + span.context_only + len(learnt)
+            tokens[first : first + len(seen)] = seen
+            tokens[begin + 1 : end] = learnt[:-1]
+            targets[begin:end] = learnt
             documents[at:end] = i
             if self.positions == "restart":
                 positions[at:end] -= at
@@ -162,6 +182,33 @@ class WindowPlan:
         if self.positions == "restart":
             positions[at:] -= at
         return Window(g, tokens, targets, positions, documents)
+
+    def _ids(self, document: int, start: int, stop: int) -> np.ndarray:
+        """Tokens [start, stop) of a document, over all its rows."""
+        rows = [self.store[row][a:b] for row, a, b in self._rows(document, start, stop)]
+        return rows[0] if len(rows) == 1 else np.concatenate([np.zeros(0, self.store.tokenizer.dtype), *rows])
+
+    def _rows(self, document: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Tokens [start, stop) of a document as (row of the store, first, last + 1 in that row)."""
+        start, stop = start + int(self._starts[document]), stop + int(self._starts[document])
+        found = []
+        while start < stop:
+            row = int(np.searchsorted(self._row_starts, start, side="right")) - 1
+            begin, end = int(self._row_starts[row]), min(stop, int(self._row_starts[row + 1]))
+            found.append((row, start - begin, end - begin))
+            start = end
+        return found
+
+    def _learnt(self, document: int, start: int, stop: int, room: int, epoch: int) -> np.ndarray:
+        """What is learnt of tokens [start, stop), at most `room` tokens longer than these."""
+        if self.rewriter is None:
+            return self._ids(document, start, stop)
+        pieces = []
+        for row, a, b in self._rows(document, start, stop):
+            place = (self.seed, epoch, row, a)
+            pieces.append(self.rewriter.rewrite(self.store[row], a, b, room, self.store.tokenizer, place))
+            room -= len(pieces[-1]) - (b - a)
+        return np.concatenate(pieces)
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
@@ -173,90 +220,47 @@ class WindowPlan:
         return self._orders[epoch]
 
 
-def plan_pieces(lengths: np.ndarray, context: int, overlap: int) -> Pieces:
-    """Cuts documents of `lengths` (int64 [documents]) into pieces and packs the short ones. Reads no token.
-
-    O(n log n) for n documents; the result depends on the arguments alone.
-    """
-    if context < 1:
-        raise ValueError(f"context is {context}; it must be at least 1 token")
-    if not 0 <= overlap < context:
-        raise ValueError(f"overlap is {overlap}; it must be at least 0 and less than the context of {context}")
-    lengths = np.asarray(lengths, dtype=np.int64)
-    stride = context - overlap
-    windows = np.where(lengths > context, 1 + -(-(lengths - context) // stride), np.minimum(lengths, 1))
-    document = np.repeat(np.arange(len(lengths)), windows)
-    number = np.arange(len(document)) - np.repeat(np.cumsum(windows) - windows, windows)
-    start = number * stride
-    stop = np.minimum(start + context, lengths[document])
-    context_only = np.where(number > 0, overlap, 0)
-
-    full = np.flatnonzero(stop - start == context)
-    short = np.flatnonzero(stop - start < context)
-    short = short[np.argsort(start[short] - stop[short], kind="stable")]  # longest first, then by document
-    bins = best_fit(stop[short] - start[short], context)
-    window = np.concatenate([np.arange(len(full)), len(full) + bins])
-    by_window = np.argsort(window, kind="stable")
-    piece = np.concatenate([full, short])[by_window]
-    count = int(window.max()) + 1 if len(window) else 0
-    first = np.searchsorted(window[by_window], np.arange(count + 1))
-    return Pieces(document[piece], start[piece], stop[piece], context_only[piece], first)
+def document_lengths(store: TokenStore) -> np.ndarray:
+    """Tokens of each document, int64 [documents]."""
+    return np.diff(np.concatenate([[0], np.cumsum(store.lengths)])[store.documents])
 
 
-def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """The bin of each item, int64 [items]: each goes into the fullest bin that still has room, else into a new one.
+def document_names(store: TokenStore) -> list[str]:
+    """A document's path, or where it is a collection that one's name."""
+    name = store.paths if store.unit == "row" else store.collection
+    return [name(int(first)) for first in store.documents[:-1]]
 
-    Items are taken in the order given; with `sizes` decreasing this is best-fit decreasing. The bins with r left
-    stand in a list by r, and the smallest r that is large enough is found through two levels of bit sets (blocks of
-    1,024 values of r, and the blocks that aren't empty), so that an item costs about a microsecond at any capacity.
-    """
-    bins = np.empty(len(sizes), np.int64)
-    by_room: dict[int, list[int]] = {}
-    blocks = [0] * ((capacity >> 10) + 1)
-    occupied, count = 0, 0
-    for item, size in enumerate(sizes.tolist()):
-        block, bit = size >> 10, size & 1023
-        fitting = blocks[block] >> bit
-        if fitting:
-            room = size + (fitting & -fitting).bit_length() - 1
-        elif later := occupied >> (block + 1):
-            block += (later & -later).bit_length()
-            room = (block << 10) + (blocks[block] & -blocks[block]).bit_length() - 1
-        else:
-            room = 0
-        if room:
-            same = by_room[room]
-            chosen = same.pop()
-            if not same:
-                blocks[room >> 10] ^= 1 << (room & 1023)
-                if not blocks[room >> 10]:
-                    occupied ^= 1 << (room >> 10)
-            left = room - size
-        else:
-            chosen, left = count, capacity - size
-            count += 1
-        bins[item] = chosen
-        if left:
-            same = by_room.setdefault(left, [])
-            if not same:
-                blocks[left >> 10] |= 1 << (left & 1023)
-                occupied |= 1 << (left >> 10)
-            same.append(chosen)
-    return bins
+
+def context_lengths(window: Window) -> np.ndarray:
+    """int64 [context]: from how many tokens of its document each target is told, the one before it included; 0 where
+    there is no target. In a strided scoring no target but those of a document's first window has fewer than overlap + 1."""
+    starts = np.flatnonzero(np.diff(window.documents, prepend=window.documents[0] - 1))
+    place = np.arange(len(window.documents))
+    seen = place - np.repeat(starts, np.diff(starts, append=len(place))) + 1
+    return np.where(window.targets != IGNORE, seen, 0)
 
 
 def held_out(store: TokenStore, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Splits documents into (train, held out), int64 indices each.
 
-    A hash of the path decides, so a file stays on its side when others are added. Where chance leaves one side
-    without a token, the document nearest to the border moves over: with two or more documents that have tokens,
-    both sides have one; with a single one, training has it. A fraction of 0 holds nothing out.
+    What the ingest was told to hold out is held out, and nothing else: a document of which a row's path, a folder above
+    it, or the collection matches a pattern. Where it was told nothing, a hash of the name decides, so a document stays on
+    its side when others are added. Where chance leaves one side without a token, the document nearest to the border moves
+    over: with two or more documents that have tokens, both sides have one; with a single one, training has it. A fraction
+    of 0 holds nothing out. Raises ValueError where nothing is left to train on.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"held-out fraction is {fraction}; it must be at least 0 and less than 1")
-    hashes = np.array([_unit_hash(f"{seed}:{store.paths(i)}") for i in range(len(store))])
+    lengths = document_lengths(store)
+    if patterns := store.manifest["held_out"]:
+        rows = np.array([held_out_part(store.paths(row), store.collection(row), patterns) is not None for row in range(len(store))], bool)
+        out = np.diff(np.concatenate([[0], np.cumsum(rows)])[store.documents]) > 0
+        if not lengths[~out].any():
+            raise ValueError(f"{store.folder} holds out {', '.join(patterns)}, which is all it has; ingest something to train on beside")
+        return np.flatnonzero(~out), np.flatnonzero(out)
+    hashes = np.array([_unit_hash(f"{seed}:{name}") for name in document_names(store)])
     out = hashes < fraction
-    filled = np.flatnonzero(store.lengths > 0)
+    filled = np.flatnonzero(lengths > 0)
     if len(filled) == 1:
         out[filled] = False
     if fraction > 0 and len(filled) > 1:
@@ -279,9 +283,9 @@ def _checked(documents: np.ndarray, count: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=4)
-def _rebuild(folder, fingerprint, context, overlap, seed, documents, positions) -> WindowPlan:
+def _rebuild(folder, fingerprint, context, overlap, seed, documents, positions, repeats, rewriter) -> WindowPlan:
     store = TokenStore.open(folder)
     if store.fingerprint != fingerprint:
         raise ValueError(f"{folder} changed since the windows were planned: was {fingerprint}, is {store.fingerprint}")
-    documents = None if documents is None else np.frombuffer(documents, np.int64)
-    return WindowPlan(store, context, overlap, seed, documents, positions)
+    documents, repeats = (None if data is None else np.frombuffer(data, np.int64) for data in (documents, repeats))
+    return WindowPlan(store, context, overlap, seed, documents, positions, repeats, rewriter)

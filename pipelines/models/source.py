@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pipelines.config import load_config
+from pipelines.paths import read_mapping
 from workers.model import ModelConfig
 from workers.model.huggingface import CONTEXT, from_huggingface, is_model_folder, read_config
 from workers.training import checkpoint as checkpoints
@@ -17,7 +18,8 @@ ORIGIN = "init"  # in a run folder: what the model folder it started from carrie
 class Source:
     """``folder`` holds the tokenizer, ``weights`` is a checkpoint or the model folder itself.
 
-    context: the tokens it was trained at. stop: ids that end a text, by the model folder's own word.
+    context: the tokens it was trained at. stop: ids that end a text, by the model folder's own word. unit: what its run took
+    as a document, a "row" (a file or paper) or a "collection" of them. infill: whether it learnt to fill in the middle.
     """
 
     folder: Path
@@ -25,6 +27,8 @@ class Source:
     model: ModelConfig
     context: int
     stop: frozenset[int] = frozenset()
+    unit: str = "row"
+    infill: bool = False
 
 
 def open_source(path: Path, what: str = "--checkpoint") -> Source:
@@ -38,7 +42,8 @@ def open_source(path: Path, what: str = "--checkpoint") -> Source:
         return Source(path, path, model, raw.get("max_position_embeddings") or CONTEXT, frozenset(ends))
     run, checkpoint = checkpoint_of(path, what)
     config = load_config(str(run / "config.yaml")).at(checkpoints.read_progress(checkpoint).step)
-    return Source(run, checkpoint, checkpoints.read_model(checkpoint), config.training.context)
+    unit = read_mapping(run / "corpus.json").get("unit", "row")
+    return Source(run, checkpoint, checkpoints.read_model(checkpoint), config.training.context, unit=unit, infill=config.corpus.fim_rate > 0)
 
 
 def checkpoint_of(path: Path, what: str = "--checkpoint") -> tuple[Path, Path]:

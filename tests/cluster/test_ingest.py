@@ -11,10 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.corpus import TokenStore, sources
+from pipelines.corpus import TokenStore
 from pipelines.corpus import ingest as ingesting
 from pipelines.corpus.code import Code
+from pipelines.corpus.decode import Unreadable, read_text
+from pipelines.corpus.find import find_code
 from pipelines.corpus.ingest import cut, ingest, reusable
+from pipelines.corpus.rules import unwanted
+from pipelines.corpus.sources import SourceFile
 from pipelines.corpus.tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -52,12 +56,12 @@ def test_store_holds_every_file_in_order_and_lists_the_rest(repo, tmp_path):
     store.verify()
     encoder = ByteTokenizer()
     expected = {}
-    for file in sources.find_code([repo])[0]:
+    for file in find_code([repo])[0]:
         try:
-            text = sources.read_text(file.path).text
-        except sources.Unreadable:
+            text = read_text(file.path).text
+        except Unreadable:
             continue
-        if not sources.unwanted(text):
+        if not unwanted(text):
             expected[file.name] = text
     assert [store.paths(i) for i in range(len(store))] == list(expected) == sorted(expected)
     for i, text in enumerate(expected.values()):
@@ -72,7 +76,7 @@ def test_store_holds_every_file_in_order_and_lists_the_rest(repo, tmp_path):
     assert len(store.shards) > 5
     assert (report.files, report.tokens, report.reused) == (len(expected), store.tokens, False)
     assert report.skipped == {"binary": 1, "generated": 1, "undecodable": 1}
-    found = sources.find_code([repo])[0]
+    found = find_code([repo])[0]
     surveyed, encoded = ([call[1:] for call in calls if call[0] == step] for step in ("survey", "encode"))
     assert len(surveyed) + len(encoded) == len(calls) and len(encoded) == len(store.shards)
     assert surveyed == sorted(surveyed) and encoded == sorted(encoded)
@@ -201,7 +205,7 @@ def test_an_error_in_a_task_is_reported_as_itself(repo, tmp_path, monkeypatch):
 
 def test_shards_depend_on_sizes_alone():
     def files(*sizes: int):
-        return [sources.SourceFile(f"/{i}", f"{i}", size, 0) for i, size in enumerate(sizes)]
+        return [SourceFile(f"/{i}", f"{i}", size, 0) for i, size in enumerate(sizes)]
 
     def plan(*sizes: int, limit: int = 64 << 20):
         return [[file.size for file in shard] for shard in cut(files(*sizes), limit)]

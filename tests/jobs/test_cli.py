@@ -68,7 +68,7 @@ class TestIngest:
         (tmp_path / "in").mkdir()
         assert "no source file" in refusal("ingest", "code", tmp_path / "in", "--out", tmp_path / "s")
         (tmp_path / "in/a.bin").write_bytes(b"\0")
-        assert "1 entries seen (1 not a source file)" in refusal("ingest", "code", tmp_path / "in", "--out", tmp_path / "s")
+        assert "1 entries seen (1 binary)" in refusal("ingest", "code", tmp_path / "in", "--out", tmp_path / "s")
         assert not (tmp_path / "s").exists()
 
     @pytest.mark.parametrize("tokenizer", ["bpe:12", "bpe:many", "words", "/nowhere/tokenizer.json"])
@@ -79,6 +79,21 @@ class TestIngest:
         assert "a.py is a file; name a folder" in refusal("ingest", "code", repo, "--out", repo / "a.py")
         assert "holds 'a.py', which is no part of a token store" in refusal("ingest", "code", repo, "--out", repo)
         assert (repo / "a.py").exists()
+
+    @pytest.mark.parametrize(
+        "options, said",
+        [
+            (["--near-duplicates", "85"], "near duplicates at a similarity of 85.0: it must be between 0.5 and 1"),
+            (["--licences", "MIT OR ISC"], "--licences names 'mit or isc'; give SPDX ids"),
+            (["--hold-out", "tests"], "--hold-out 'tests' matches none of 1 files; their names begin like 'repo/a.py'"),
+            (["--unit", "folder"], "--unit"),
+        ],
+    )
+    def test_options_that_are_wrong(self, repo, tmp_path, options, said):
+        assert said in refusal("ingest", "code", repo, "--out", tmp_path / "s", *options)
+
+    def test_a_commit_that_is_none(self, repo, tmp_path):
+        assert f"{repo} is not a git repository" in refusal("ingest", "code", f"{repo}@v1", "--out", tmp_path / "s")
 
     def test_an_out_below_a_file(self, repo):
         assert "a.py" in refusal("ingest", "code", repo, "--out", repo / "a.py" / "store")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.code_completion.prompt import Cursor, build_prompt, parse_cursor, text_before
+from pipelines.code_completion.fim import template
+from pipelines.code_completion.prompt import Cursor, Form, build_prompt, parse_cursor, text_around
 from pipelines.corpus.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -64,8 +65,9 @@ def test_an_absolute_path_is_taken_as_it_is(repo):
 @pytest.mark.parametrize(
     "line, column, before", [(1, 1, ""), (1, 5, "def "), (1, 9, "def f():"), (2, 1, "def f():\n"), (2, 13, "def f():\n    return 1"), (3, 1, "def f():\n    return 1\n")]
 )  # fmt: skip
-def test_the_text_before_the_cursor(repo, line, column, before):
-    assert text_before(Cursor(repo / "pkg/sub/cursor.py", line, column)) == (before, "\n")
+def test_the_text_before_and_behind_the_cursor(repo, line, column, before):
+    text = (repo / "pkg/sub/cursor.py").read_text()
+    assert text_around(Cursor(repo / "pkg/sub/cursor.py", line, column)) == (before, text.removeprefix(before), "\n")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_the_text_before_the_cursor(repo, line, column, before):
 )  # fmt: skip
 def test_a_place_that_the_file_does_not_have(repo, line, column, said):
     with pytest.raises(ValueError, match=said):
-        text_before(Cursor(repo / "pkg/sub/cursor.py", line, column))
+        text_around(Cursor(repo / "pkg/sub/cursor.py", line, column))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_place_that_the_file_does_not_have(repo, line, column, said):
 )  # fmt: skip
 def test_columns_count_characters_and_lines_end_at_newlines_only(tmp_path, data, line, column, before):
     (tmp_path / "a.py").write_bytes(data)
-    assert text_before(Cursor(tmp_path / "a.py", line, column))[0] == before
+    assert text_around(Cursor(tmp_path / "a.py", line, column))[0] == before
 
 
 @pytest.mark.parametrize(
@@ -98,14 +100,14 @@ def test_columns_count_characters_and_lines_end_at_newlines_only(tmp_path, data,
 )  # fmt: skip
 def test_the_line_end_is_that_of_most_lines(tmp_path, data, newline):  # C4
     (tmp_path / "a.py").write_bytes(data)
-    assert text_before(Cursor(tmp_path / "a.py", 1, 1))[1] == newline
+    assert text_around(Cursor(tmp_path / "a.py", 1, 1))[2] == newline
 
 
 def test_the_carriage_return_is_no_column_and_stays_in_the_text(tmp_path):
     (tmp_path / "a.py").write_bytes(b"ab\r\ncd\r\n")
-    assert text_before(Cursor(tmp_path / "a.py", 2, 3))[0] == "ab\r\ncd"
+    assert text_around(Cursor(tmp_path / "a.py", 2, 3))[0] == "ab\r\ncd"
     with pytest.raises(ValueError, match="the last column is 3"):
-        text_before(Cursor(tmp_path / "a.py", 1, 4))
+        text_around(Cursor(tmp_path / "a.py", 1, 4))
 
 
 @pytest.mark.parametrize("data", [b"\x00\x01", b"\xff\xfe\x00", b"\x80abc"], ids=repr)
@@ -139,7 +141,7 @@ def test_a_prompt_keeps_to_its_budget_and_ends_in_the_text_before_the_cursor(tmp
     (repo / "c.py").write_text("C\n")
     cursor = parse_cursor(f"a.py:{place}", repo)
     prompt = build_prompt(repo, cursor, BYTES, budget)
-    text = [END, *BYTES.encode(text_before(cursor)[0]).tolist()]
+    text = [END, *BYTES.encode(text_around(cursor)[0]).tolist()]
     assert 0 < len(prompt.ids) <= budget
     assert prompt.ids[-len(text) :] == text[-budget:]
     assert prompt.files[-1] == "a.py" and prompt.ids.count(END) <= len(prompt.files)
@@ -183,3 +185,43 @@ def test_a_relative_repository(repo, monkeypatch):
 def test_control_tokens_in_the_text_stay_text(tmp_path):  # C8
     (tmp_path / "a.py").write_text("<|endoftext|>x")
     assert prompt_at(tmp_path, "a.py:1:14").ids == [END, *b"<|endoftext|>"]
+
+
+def told(repo, at: str, budget: int = 10_000, unit: str = "collection", infill: bool = True) -> str:
+    form = Form(unit, template(BYTES) if infill else None)
+    prompt = build_prompt(repo, parse_cursor(at, repo), BYTES, budget, form)
+    assert 0 < len(prompt.ids) <= budget
+    return BYTES.decode(prompt.ids)
+
+
+def test_a_run_on_repositories_is_asked_in_its_own_form(repo):
+    text = told(repo, "pkg/sub/cursor.py:2:5", infill=False)
+    assert text.startswith("<|endoftext|><|repo_name|>repo<|file_sep|>other/deep/farthest.py\nFARTHEST = 1\n<|file_sep|>far.py\n")
+    assert text.endswith("<|file_sep|>pkg/sub/cursor.py\ndef f():\n    ")
+
+
+def test_a_run_that_fills_in_the_middle_is_told_what_stands_behind_the_cursor(repo):
+    text = told(repo, "pkg/sub/cursor.py:2:5")
+    assert text.endswith("<|file_sep|>pkg/sub/cursor.py\n<|fim_prefix|>def f():\n    <|fim_suffix|>return 1\n<|fim_middle|>")
+    text = told(repo, "pkg/sub/cursor.py:2:5", unit="row")
+    assert text.endswith("<|endoftext|><|fim_prefix|>def f():\n    <|fim_suffix|>return 1\n<|fim_middle|>")
+    assert told(repo, "pkg/sub/cursor.py:2:13", unit="row").endswith("def f():\n    return 1")  # nothing but a line end behind it
+
+
+def test_a_long_file_keeps_its_name_and_three_fourths_for_what_is_before(tmp_path):
+    (tmp_path / "a.py").write_text("b" * 1000 + "\n" + "a" * 1000)
+    text = told(tmp_path, "a.py:2:1", 400)
+    head, prefix, suffix = text.replace("<|fim_middle|>", "").replace("<|fim_suffix|>", "<|fim_prefix|>").split("<|fim_prefix|>")
+    assert head == f"<|endoftext|><|repo_name|>{tmp_path.name}<|file_sep|>a.py\n"
+    # In tokens: 3 of the head are control tokens, and 3 fill in the middle.
+    room = 400 - (len(tmp_path.name) + len("a.py\n") + 3) - 3
+    assert len(suffix) == room // 4 and len(prefix) == room - room // 4 and prefix.endswith("b\n")
+
+
+@given(budget=st.integers(1, 200), unit=st.sampled_from(["row", "collection"]), infill=st.booleans(), column=st.integers(1, 13))
+def test_every_form_keeps_to_its_budget(tmp_path_factory, budget, unit, infill, column):
+    repo = tmp_path_factory.getbasetemp() / "forms"
+    repo.mkdir(exist_ok=True)
+    (repo / "a.py").write_text("import b\n    return 1\nx = 2\n")
+    (repo / "b.py").write_text("NEAR = 'ä'\n" * 3)
+    told(repo, f"a.py:2:{column}", budget, unit, infill)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.corpus.windows import IGNORE, Span, WindowPlan, best_fit, held_out, plan_pieces
+from pipelines.corpus.packing import best_fit, plan_pieces
+from pipelines.corpus.windows import IGNORE, Span, WindowPlan, held_out
 from tests.unit.corpus.test_store import build
 
 
