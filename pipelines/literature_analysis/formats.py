@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipelines.corpus.sources import Unreadable
+from pipelines.corpus.decode import Unreadable
 from pipelines.literature_analysis import jats, latex, markup, mend, pdf, sets, tei
 from pipelines.literature_analysis.paper import Paper
 from pipelines.literature_analysis.references import identifiers_of_file

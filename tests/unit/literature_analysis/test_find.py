@@ -1,4 +1,7 @@
+import io
 import os
+import tarfile
+import zipfile
 
 import pytest
 
@@ -58,6 +61,39 @@ def test_wrong_inputs(tmp_path):
 def test_siblings_are_inside_the_folder(tmp_path):
     tree(tmp_path, {"p/main.tex": "", "p/s/a.tex": "inside", "evil.tex": "outside"})
     os.symlink(tmp_path / "evil.tex", tmp_path / "p/link.tex")
-    read = sibling(str(tmp_path / "p/main.tex"))
+    read = sibling(find_papers([tmp_path / "p/main.tex"])[0][0])
     assert read("s/a.tex") == b"inside"
     assert [read(name) for name in ("../evil.tex", str(tmp_path / "evil.tex"), "link.tex", "s", "no", "a\0b", "x" * 5000)] == [None] * 7
+
+
+def packed(path, files):
+    """An archive of these files, by its extension."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+    else:
+        with tarfile.open(path, "w:gz") as archive:
+            for name, content in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content.encode()))
+    return path
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
+def test_archives(tmp_path, ending):  # C12
+    inside = {"p/main.tex": papers.LATEX, "p/method.tex": papers.METHOD, "p/refs.bib": papers.BIB, "q.md": "# Q", "../evil.md": "x", "/abs.md": "x", "z.csv": ""}
+    root = tmp_path / "set"
+    root.mkdir()
+    path = packed(root / f"two{ending}", inside)
+    (root / f"broken{ending}").write_bytes(b"PK\x03\x04 no")
+    files, skipped = find_papers([root])
+    assert [file.name for file in files] == ["set/two/p/main.tex", "set/two/q.md"]
+    reasons = {entry.path: entry.kind for entry in skipped}
+    assert reasons.pop(f"set/broken{ending}") and len(reasons) == 5
+    assert reasons["set/two/p/method.tex"] == "part of a paper" and reasons["set/two/z.csv"] == "not a paper"
+    read = sibling(files[0])
+    assert read("method.tex") == papers.METHOD.encode() and read("./refs.bib") == papers.BIB.encode()
+    assert read("../q.md") is None and read("no") is None
+    assert [file.name for file in find_papers([path])[0]] == ["two/p/main.tex", "two/q.md"]

@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.corpus.sources import Unreadable
+from pipelines.corpus.decode import Unreadable
 from pipelines.literature_analysis.pdf import read_pdf
 from tests.unit.literature_analysis.papers import column, pdf, set_in
 

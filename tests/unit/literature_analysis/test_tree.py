@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.corpus.sources import Unreadable
+from pipelines.corpus.decode import Unreadable
 from pipelines.literature_analysis import jats, tei, tree
 from tests.unit.literature_analysis import papers
 
