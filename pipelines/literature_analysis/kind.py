@@ -57,7 +57,8 @@ class Papers:
         files, skipped = find_papers(paths)
         for pattern in self.held_out:
             if not any(_matches(file.name, [pattern]) for file in files):
-                raise ValueError(f"--hold-out {pattern!r} matches none of {len(files):,} papers; their names begin like {files[0].name!r}")
+                names = f"{len(files):,} papers; their names begin like {files[0].name!r}"
+                raise ValueError(f"--hold-out {pattern!r} matches none of {names}")
         return files, skipped
 
     def survey(self, file: SourceFile, data: bytes) -> Facts:

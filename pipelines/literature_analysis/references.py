@@ -99,6 +99,15 @@ def identifiers_of_file(stem: str) -> dict[str, str]:
     return {scheme: found[1] for scheme, pattern in _FILE_NAMES if (found := pattern.fullmatch(stem))}
 
 
+def year_of(identifiers: dict[str, str]) -> int | None:
+    """The year that an arXiv or ACL Anthology number begins with."""
+    if found := re.match(r"\d\d(?=\d\d\.)", identifiers.get("arxiv", "")):
+        return 2000 + int(found[0])
+    if found := re.match(r"[A-Z](\d\d)-", identifiers.get("acl", "")):
+        return (1900 if found[1] > "50" else 2000) + int(found[1])
+    return None
+
+
 def year_in(text: str) -> int | None:
     """The year that a reference gives: one in parentheses, or else its last."""
     years = _YEAR.findall(text)

@@ -16,7 +16,8 @@ from pipelines.literature_analysis import mend, prose
 from pipelines.literature_analysis.paper import Draft, Paper
 
 _TAG = re.compile(
-    r"<\s*(/?)\s*(PAPER|S|ABSTRACT|SECTION|SUBSECTION)\b((?:\s+\w+\s*=\s*\"[^\"<>]*\"|\s+\w+\s*=\s*'[^'<>]*'|[^<>]{0,2000}?)*?)\s*>"
+    r"<\s*(/?)\s*(PAPER|S|ABSTRACT|SECTION|SUBSECTION)\b"
+    r"((?:\s+\w+\s*=\s*\"[^\"<>]*\"|\s+\w+\s*=\s*'[^'<>]*'|[^<>]{0,2000}?)*?)\s*>"
 )
 _TITLE = re.compile(r"title\s*=\s*\"(.*?)\"\s*(?:\"|number\s*=|$)", re.S)
 _LABEL = re.compile(r"(?m)^(TITLE|ABSTRACT|BODY)((?:\.[^\n]*)?):[ \t]*$")
@@ -71,7 +72,9 @@ def read_labelled(text: str) -> Paper:
     for mark, end in zip(marks, [m.start() for m in marks[1:]] + [len(text)]):
         content = text[mark.end() : end].strip("\n")
         if mark[1] == "TITLE" and mark is marks[0]:
-            draft.title(content)
+            title, _, content = content.partition("\n")
+            draft.title(title)
+            draft.add(content.lstrip("\n"))
             continue
         # A dot may be part of a heading, too ("Statistical analysis vs. baseline"): only the body's are levels.
         heading = mark[2][1:] if mark[1] == "BODY" and mark[2] else mark[1] + mark[2]
