@@ -121,13 +121,13 @@ def test_files_are_known_by_their_names():
 
 # Fuzzing: what is no paper is Unreadable, and nothing takes long -----------------------------------------------------
 
-PIECES = st.sampled_from(
+NOISE = (
     [*"{}[]\\$%&~^_#@<>/\"'-=*`:.;,()!?\n\t \0\x01\ufb01\u00ad\ud7ff", "\n\n", "\\begin{", "\\end{", "\\section{", "\\cite{a}", "\\input{method}",
      "\\newcommand{\\x}[1]{#1#1}", "\\x", "\\bibitem{a}", "\\documentclass{a}", "\\begin{document}", "<S sid=\"0\">", "</S>", "<SECTION title=\"",
      "<PAPER>", "<article>", "<sec>", "<title>", "<xref ref-type=\"bibr\" rid=\"a\">", "&lt;", "&x;", "<TEI>", "[1]", "[1]_", ".. [1] ", "====", "----",
      "References\n", "(Doe, 2001)", "Doe et al. (2001)", "10.1000/x", ":pep:`8`", "[^1]", "[^1]: ", "[@a]", "```", "TITLE:\n", "BODY.A:\n", "word", "é"]
 )  # fmt: skip
-SOURCE = st.lists(PIECES, max_size=60).map("".join)
+SOURCE = st.lists(st.sampled_from(NOISE), max_size=60).map("".join)
 
 
 @settings(max_examples=200)
