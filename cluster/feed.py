@@ -7,7 +7,12 @@ reads on from the checkpoint's position.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import threading
+import time
+from pathlib import Path
 from typing import Callable, Iterator, Protocol
 
 import numpy as np
@@ -20,6 +25,7 @@ from ray.data.block import BlockMetadata
 
 from workers.training.window import Window, blank
 
+log = logging.getLogger(__name__)
 BYTES_PER_TOKEN = 20  # tokens, targets and documents int32, positions int64
 BLOCK_BYTES = 1 << 20  # each block costs Ray some milliseconds, so short windows travel several at once
 BLOCKS_PER_TASK = 64
@@ -109,13 +115,54 @@ class MeshDataConfig(ray.train.DataConfig):
         return splits
 
 
-def windows(split, first: int, dp: int) -> Iterator[Window]:
+class Stalls:
+    """Says that a leader waits for its stream: after ``seconds``, then each time it has waited twice as long.
+
+    note: a file in which the last warning stands while the wait goes on, for the driver to pass on; None for the log alone.
+    """
+
+    def __init__(self, rank: int, seconds: float, note: Path | None = None):
+        self._rank, self._seconds, self._note = rank, seconds, note
+
+    @contextlib.contextmanager
+    def watched(self, due: int):
+        """Inside, the leader waits for sequence ``due``."""
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(due, done), name="stalls", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    def _watch(self, due: int, done: threading.Event) -> None:
+        began, pause, text = time.monotonic(), self._seconds, None
+        while not done.wait(pause):
+            text = (
+                f"rank {self._rank} has waited {time.monotonic() - began:.0f} s for sequence {due}: the stream of windows stalls; look for a slow "
+                "disk under the token store, CPUs that are all taken, or a full object store"
+            )
+            log.warning(text)
+            if self._note is not None:
+                self._note.write_text(text, encoding="utf-8")
+            pause = time.monotonic() - began
+        if self._note is not None and text is not None:
+            self._note.unlink(missing_ok=True)
+
+
+def windows(split, first: int, dp: int, stalls: Stalls) -> Iterator[Window]:
     """A leader's windows, from sequence ``first`` of the group on; blank ones follow the last.
 
     Raises RuntimeError when a window is not the one that is due: then data would be lost or seen twice.
     """
     due = first
-    for rows in split.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=1):
+    batches = iter(split.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=1))
+    while True:
+        with stalls.watched(due):
+            rows = next(batches, None)
+        if rows is None:
+            return
         for place, number in enumerate(rows["number"]):
             if number != due:
                 raise RuntimeError(f"the stream gave sequence {number} where {due} was due")
@@ -123,6 +170,6 @@ def windows(split, first: int, dp: int) -> Iterator[Window]:
             due += dp
 
 
-def fresh(split, dp_rank: int, dp: int) -> Callable[[], Iterator[Window]]:
+def fresh(split, dp_rank: int, dp: int, stalls: Stalls) -> Callable[[], Iterator[Window]]:
     """A function that starts a new pass over a leader's split."""
-    return lambda: windows(split, dp_rank, dp)
+    return lambda: windows(split, dp_rank, dp, stalls)

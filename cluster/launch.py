@@ -29,13 +29,15 @@ from workers.training.guard import Diverged
 from workers.training.loop import STOP_FILE, Job, train
 
 log = logging.getLogger(__name__)
+STALLED = "stalled-rank-"
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
     """workers: ranks; null is as many as the mesh needs. cpus_per_worker and gpus_per_worker: what each reserves;
     gpus_per_worker null is 1 where the cluster has one for every worker, else 0. max_failures: restarts after a lost worker or node.
-    collective_timeout: seconds after which a rank that waits for a lost one gives up.
+    collective_timeout: seconds after which a rank that waits for a lost one gives up. stall_seconds: after so many without
+    the next window a warning says so.
     """
 
     workers: int | None = None
@@ -43,9 +45,10 @@ class ClusterConfig:
     gpus_per_worker: int | None = None
     max_failures: int = 3
     collective_timeout: int = 600
+    stall_seconds: int = 60
 
     def __post_init__(self):
-        least = {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "max_failures": 0, "collective_timeout": 1}
+        least = {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "max_failures": 0, "collective_timeout": 1, "stall_seconds": 1}
         for name, value in least.items():
             if getattr(self, name) is not None and getattr(self, name) < value:
                 raise ValueError(f"cluster.{name} is {getattr(self, name)}; it must be at least {value}")
@@ -147,7 +150,7 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
     resources = {"CPU": config.cpus_per_worker, **({"GPU": use_gpu} if use_gpu else {})}
     trainer = TorchTrainer(
         _rank,
-        train_loop_config={"job": job, "mesh": mesh, "threads": config.cpus_per_worker},
+        train_loop_config={"job": job, "mesh": mesh, "threads": config.cpus_per_worker, "stall_seconds": config.stall_seconds},
         datasets=datasets,
         dataset_config=feed.MeshDataConfig(mesh.dp, mesh.ranks_per_group, context),
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=config.collective_timeout),
@@ -157,10 +160,11 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
             name=f"launch-{time.time_ns()}", storage_path=str(job.run / "ray"), failure_config=FailureConfig(max_failures=config.max_failures)
         ),
     )
-    (job.run / STOP_FILE).unlink(missing_ok=True)
+    for left in (job.run / STOP_FILE, *job.run.glob(f"logs/{STALLED}*")):
+        left.unlink(missing_ok=True)
     try:
         with _signals_ask_to_stop(job.run / STOP_FILE):
-            result = _fit(trainer)
+            result = _fit(trainer, job.run)
     except TrainingFailedError as error:
         raise RunFailed(f"{_cause(error)}; {_where(job)}") from error
     if "diverged" in result:
@@ -173,8 +177,10 @@ def _where(job: Job) -> str:
     return f"{f'the last checkpoint is {latest}' if latest else 'there is no checkpoint yet'}; each rank's log is in {job.run / 'logs'}"
 
 
-def _fit(trainer: TorchTrainer) -> dict:
-    """``trainer.fit()`` in a thread, where Ray Train leaves signals alone; this thread stays free to take them."""
+def _fit(trainer: TorchTrainer, run: Path) -> dict:
+    """``trainer.fit()`` in a thread, where Ray Train leaves signals alone; this thread stays free to take them, and passes
+    on what a leader says of a stream that stalls."""
+    said = {}
     outcome = {}
 
     def fit():
@@ -187,6 +193,11 @@ def _fit(trainer: TorchTrainer) -> dict:
     thread.start()
     while thread.is_alive():
         thread.join(0.2)
+        for note in run.glob(f"logs/{STALLED}*"):
+            with contextlib.suppress(FileNotFoundError):  # the stream goes on
+                if (text := note.read_text(encoding="utf-8")) and said.get(note) != text:
+                    said[note] = text
+                    log.warning(text)
     if "error" in outcome:
         raise outcome["error"]
     return outcome["value"]
@@ -241,9 +252,10 @@ def _rank(arguments: dict) -> dict:
     split = ray.train.get_dataset_shard("train")
     held_out = ray.train.get_dataset_shard("held_out") if job.held_out else None
     assert (split is not None) == mesh.is_leader, "splits and leaders disagree"
-    stream = (lambda first: feed.windows(split, first + mesh.dp_rank, spec.dp)) if mesh.is_leader else None
+    stalls = feed.Stalls(context.get_world_rank(), arguments["stall_seconds"], job.run / "logs" / f"{STALLED}{context.get_world_rank()}")
+    stream = (lambda first: feed.windows(split, first + mesh.dp_rank, spec.dp, stalls)) if mesh.is_leader else None
     try:
-        return train(job, mesh, stream, feed.fresh(held_out, mesh.dp_rank, spec.dp) if held_out is not None else None)
+        return train(job, mesh, stream, feed.fresh(held_out, mesh.dp_rank, spec.dp, stalls) if held_out is not None else None)
     except Diverged as error:  # an answer, not a failure: a restart would only diverge again
         return {"diverged": str(error)}
 

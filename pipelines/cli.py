@@ -279,10 +279,11 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
 @click.option("--at", required=True, metavar="FILE:LINE", help="Where the work is; the line counts from 1.")
 @click.option("--budget", required=True, type=int, metavar="TOKENS", help="Most tokens to choose.")
 @click.option("--tokenizer", default="byte", show_default=True, help="What counts the tokens: byte, a tokenizer.json, or a folder with one.")
+@click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Leave out what .gitignore files exclude.")
 @click.option("--out", metavar="FILE", help="Write the text there, as a repository stands in a corpus.")
 @json_option
 @verbose_option
-def select(repo, at, budget, tokenizer, out, as_json, verbose) -> None:
+def select(repo, at, budget, tokenizer, gitignore, out, as_json, verbose) -> None:
     """Choose what of a repository too large for a context is worth having in it."""
     from pipelines.code_completion.prompt import parse_place
     from pipelines.code_completion.select import select as run_selection
@@ -296,7 +297,7 @@ def select(repo, at, budget, tokenizer, out, as_json, verbose) -> None:
             raise ValueError(f"REPO {repo} is not a folder")
         file, line = parse_place(at, repo)
         encoder = ByteTokenizer() if tokenizer == "byte" else load_tokenizer(absolute(tokenizer, "--tokenizer"))
-        selection = run_selection(repo, file, line, budget, encoder)
+        selection = run_selection(repo, file, line, budget, encoder, gitignore)
         if out is not None:
             absolute(out, "--out").write_text(encoder.decode(selection.ids(encoder)), encoding="utf-8", newline="")
     files = [{"path": c.path, "lines": c.lines, "reason": c.reason, "tokens": c.tokens} for c in selection.choices]

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipelines.code_completion.fim import Template
 from pipelines.code_completion.select import SMALLEST_FILE, Files, Write, choose, named, titled
 from pipelines.corpus.decode import Unreadable, read_text
+from pipelines.corpus.find import find_code
 from pipelines.corpus.tokenizer import Tokenizer
 
 
@@ -88,7 +89,11 @@ def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int, 
     not while it learnt: there each file was a document of its own.
     """
     before, after, newline = text_around(cursor)
-    files = Files(repo, cursor.file)
+    try:
+        found, _ = find_code([repo])
+    except ValueError:  # nothing but the cursor's file, which need not be source code
+        found = []
+    files = Files(repo, cursor.file, found)
     head, write = _writer(repo, tokenizer, form.unit)
     head = head if len(head) + SMALLEST_FILE <= budget else []
     own = _own(files.own, write, before, after, tokenizer, budget - len(head), form)

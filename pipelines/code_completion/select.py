@@ -30,6 +30,7 @@ from pipelines.code_completion.order import dependencies_first
 from pipelines.corpus.decode import Unreadable, decode
 from pipelines.corpus.find import find_code
 from pipelines.corpus.rules import unwanted
+from pipelines.corpus.sources import SourceFile
 from pipelines.corpus.tokenizer import Tokenizer
 
 SMALLEST_FILE = 16  # tokens; for less room than that no file is looked at
@@ -90,12 +91,13 @@ def named(path: str, text: str, tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.special["<|file_sep|>"], *tokenizer.encode(f"{path}\n").tolist(), *tokenizer.encode(text).tolist()]
 
 
-def select(repo: Path, file: Path, line: int, budget: int, tokenizer: Tokenizer) -> Selection:
+def select(repo: Path, file: Path, line: int, budget: int, tokenizer: Tokenizer, gitignore: bool = True) -> Selection:
     """What to have for work at `line` (from 1) of `file`, in at most `budget` tokens.
 
-    Raises ValueError for a file that is no text or has no such line, and a budget that doesn't hold the line.
+    `gitignore` leaves out what the repository's .gitignore files exclude. Raises ValueError for a repository without a
+    source file, a file that is no text or has no such line, and a budget that doesn't hold the line.
     """
-    files = Files(repo, file)
+    files = Files(repo, file, find_code([repo], gitignore=gitignore)[0])
     text = files.text(files.own)
     if text is None:
         raise ValueError(f"{file} cannot be read as text: {files.why_not(files.own)}")
@@ -173,14 +175,11 @@ def _part(path: str, reason: str, lines: list[str], parts: tuple[tuple[int, int]
 
 
 class Files:
-    """A repository's files by their path in it, read when they are asked for; `own` is the one that it is all about."""
+    """A repository's files, as `find_code` found them, by their path in it; read when they are asked for. `own` is the one
+    that it is all about, which need not be among them."""
 
-    def __init__(self, repo: Path, file: Path):
+    def __init__(self, repo: Path, file: Path, found: list[SourceFile]):
         self.root = repo.resolve()
-        try:
-            found, _ = find_code([repo])
-        except ValueError:  # nothing but this file, which need not be source code
-            found = []
         self._paths = {entry.name.partition("/")[2]: entry for entry in found}
         place = file.resolve()
         self.own = place.relative_to(self.root).as_posix() if place.is_relative_to(self.root) else place.as_posix()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 from collections import defaultdict
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,8 +23,10 @@ SHINGLE = 5
 HASHES = 128
 _FEWEST_WORDS = 20  # below that, what texts share is the form of a file: an empty `__init__`, an include guard
 _COMPARED = 16
-_PIECE = 1 << 12  # shingles hashed at once: HASHES × this × 4 bytes
+_PIECE = 1 << 9  # shingles hashed at once: HASHES × this × 4 bytes
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers have inverses modulo 2⁶⁴
+_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
+_BLOCK = 1 << 16  # bytes
 
 _generator = np.random.Generator(np.random.PCG64(2022))
 _FACTORS = _generator.integers(0, 1 << 31, HASHES, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
@@ -57,18 +60,26 @@ def _word_hashes(data: np.ndarray) -> np.ndarray:
     inside = np.concatenate([[False], _IS_WORD[data], [False]])
     edges = np.flatnonzero(inside[1:] != inside[:-1])
     starts, ends = edges[::2], edges[1::2]
-    if not len(starts):
-        return np.zeros(0, np.uint64)
-    powers, inverses = _powers(_BASE, len(data)), _powers(_INVERSE, len(data))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((data.astype(np.uint64) + np.uint64(1)) * powers)])
-    hashes = (sums[ends] - sums[starts]) * inverses[starts]
+    hashes = np.zeros(len(starts), np.uint64)
+    at = 0
+    while at < len(starts):  # in blocks that stay in the cache
+        first = starts[at]
+        stop = max(at + 1, int(np.searchsorted(ends, first + _BLOCK, side="right")))
+        block = data[first : ends[stop - 1]].astype(np.uint64) + np.uint64(1)
+        powers, inverses = _powers(max(_BLOCK, len(block)))
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(block * powers[: len(block)])])
+        begin = starts[at:stop] - first
+        hashes[at:stop] = (sums[ends[at:stop] - first] - sums[begin]) * inverses[begin]
+        at = stop
     return (hashes ^ (hashes >> np.uint64(31))) * _BASE
 
 
-def _powers(base: np.uint64, count: int) -> np.ndarray:
-    powers = np.full(count, base, np.uint64)
-    powers[:1] = 1
-    return np.cumprod(powers)
+@lru_cache(maxsize=1)
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first powers of the base and of its inverse."""
+    powers, inverses = np.full(count, _BASE, np.uint64), np.full(count, _INVERSE, np.uint64)
+    powers[:1] = inverses[:1] = 1
+    return np.cumprod(powers), np.cumprod(inverses)
 
 
 class NearDuplicates:
@@ -109,6 +120,3 @@ def _values(signature: str) -> np.ndarray:
 def _rows(threshold: float) -> int:
     """Values in a band: the most, so the fewest candidates, that still find 99% of the pairs at the threshold."""
     return max((r for r in range(1, HASHES + 1) if 1 - (1 - threshold**r) ** (HASHES // r) >= 0.99), default=1)
-
-
-_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))

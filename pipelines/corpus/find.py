@@ -28,6 +28,8 @@ from pipelines.corpus.licences import is_licence_file
 from pipelines.corpus.rules import excluded_folder, unwanted_name
 from pipelines.corpus.sources import Skipped, SourceFile, printable
 
+_LONGEST_NAME, _SHOWN = 4096, 200  # of a member of a container, as on a disk
+
 
 @dataclass(frozen=True)
 class _Root:
@@ -45,8 +47,8 @@ def find_code(paths, terms: bool = False, gitignore: bool = True) -> tuple[list[
 
     A name begins with the name of its root folder, archive or repository; roots of the same name get as many parent
     folders as set them apart. A file under two roots is taken once. With `terms`, licence files are found, too,
-    whatever their extension; without `gitignore`, what `.gitignore` files exclude. Raises ValueError, in one line, for a path that doesn't exist and for an input without a
-    single source file.
+    whatever their extension; without `gitignore`, what `.gitignore` files exclude. Raises ValueError, in one line, for
+    a path that doesn't exist and for an input without a single source file.
     """
     roots = list(dict.fromkeys(_root(path) for path in paths))
     if not roots:
@@ -72,7 +74,8 @@ def find_code(paths, terms: bool = False, gitignore: bool = True) -> tuple[list[
 
 def _below(root: _Root, name: str, terms: bool, gitignore: bool) -> tuple[list[SourceFile], list[Skipped]]:
     if root.commit:
-        entries = [(blob.name, f"{root.commit}:{blob.id}", blob.size, blob.reason) for blob in git.blobs(str(root.path), root.commit)]
+        blobs = git.blobs(str(root.path), root.commit)
+        entries = [(blob.name, f"{root.commit}:{blob.id}", blob.size, blob.reason) for blob in blobs]
         return _listed(root, name, entries, 0, terms)
     if root.path.is_dir():
         return _walk(root.path, name, terms, gitignore)
@@ -118,16 +121,22 @@ def _root_names(roots: list[_Root]) -> list[str]:
     return names
 
 
-def _listed(root: _Root, root_name: str, entries: list[tuple], mtime_ns: int, terms: bool) -> tuple[list[SourceFile], list[Skipped]]:
-    """The same of a container, whose `entries` are (name, member, size, reason to leave it out or None)."""
+def _listed(
+    root: _Root, root_name: str, entries: list[tuple], mtime_ns: int, terms: bool
+) -> tuple[list[SourceFile], list[Skipped]]:
+    """What of a container is taken; `entries` are (name, member, size, reason to leave it out or None)."""
     files: list[SourceFile] = []
     skipped: dict[Skipped, None] = {}  # an excluded folder is met with each of its files
     folders: dict[str, Skipped | None] = {"": None}
     for below, member, size, reason in entries:
+        if len(below) > _LONGEST_NAME:
+            below, reason = below[:_SHOWN] + "…", f"name too long: {len(below):,} characters, more than {_LONGEST_NAME:,}"
         name = f"{root_name}/{below}"
         shut = None if reason else _shut(below.rpartition("/")[0], root_name, folders)
         if shut is None:
-            reason = reason or ("name not UTF-8: rename it to have it read" if not _is_utf8(below) else _why_not_name(below, terms))
+            if size > archives.LARGEST_MEMBER:
+                reason = reason or f"too large: {size:,} bytes, more than {archives.LARGEST_MEMBER:,} for a member"
+            reason = reason or _why_not_name(below, terms)
             if reason is None:
                 files.append(SourceFile(str(root.path), name, size, mtime_ns, member, root_name))
                 continue
@@ -229,6 +238,8 @@ def _where_to(link: str, root: Path) -> str:
 
 
 def _why_not_name(below: str, terms: bool) -> str | None:
+    if not _is_utf8(below):
+        return "name not UTF-8: rename it to have it read"
     name = below.rpartition("/")[2]
     if terms and is_licence_file(name):
         return None

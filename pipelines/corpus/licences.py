@@ -17,6 +17,9 @@ _SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+()\- ]*[\w.+)])")
 _HEAD = 4096
 _FILE_NAME = re.compile(r"(?i)(un)?licen[cs]es?([-._].*)?|copying([-.].*)?|mit-licen[cs]e([-._].*)?")
 
+_ANY_PURPOSE = "software for any purpose with or without fee"
+_FREE_OF_CHARGE = "permission is hereby granted, free of charge, to any person obtaining a copy"
+
 # SPDX id and what a licence file must hold, in lower case with single spaces; the first that fits is taken.
 _TEXTS = (
     ("Apache-2.0", ("apache license", "version 2.0, january 2004")),
@@ -35,12 +38,12 @@ _TEXTS = (
     ("WTFPL", ("do what the fuck you want to public license",)),
     ("BSL-1.0", ("boost software license - version 1.0",)),
     ("PSF-2.0", ("python software foundation license version 2",)),
-    ("Zlib", ("this software is provided 'as-is', without any express or implied warranty", "altered source versions must be plainly marked")),
-    ("ISC", ("permission to use, copy, modify, and/or distribute this software for any purpose with or without fee", "provided that the above copyright notice")),
-    ("ISC", ("permission to use, copy, modify, and distribute this software for any purpose with or without fee", "provided that the above copyright notice")),
-    ("0BSD", ("permission to use, copy, modify, and/or distribute this software for any purpose with or without fee",)),
-    ("MIT-0", ("permission is hereby granted, free of charge, to any person obtaining a copy of this software", "to permit persons to whom the software is furnished to do so. the software is provided")),
-    ("MIT", ("permission is hereby granted, free of charge, to any person obtaining a copy", "the above copyright notice and this permission notice")),
+    ("Zlib", ("this software is provided 'as-is', without any express or implied", "altered source versions must be")),
+    ("ISC", ("permission to use, copy, modify, and/or distribute this", _ANY_PURPOSE, "provided that the above")),
+    ("ISC", ("permission to use, copy, modify, and distribute this", _ANY_PURPOSE, "provided that the above")),
+    ("0BSD", ("permission to use, copy, modify, and/or distribute this", _ANY_PURPOSE)),
+    ("MIT-0", (_FREE_OF_CHARGE, "persons to whom the software is furnished to do so. the software is provided")),
+    ("MIT", (_FREE_OF_CHARGE, "the above copyright notice and this permission notice")),
     ("BSD-4-Clause", ("redistribution and use in source and binary forms", "all advertising materials mentioning")),
     ("BSD-3-Clause", ("redistribution and use in source and binary forms", "endorse or promote products")),
     ("BSD-2-Clause", ("redistribution and use in source and binary forms", "redistributions in binary form must reproduce")),
@@ -78,7 +81,7 @@ def by_folder(files: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     for name, licence in files:
         if licence:
             found.setdefault(name.rpartition("/")[0], set()).add(licence)
-    return {folder: " AND ".join(_grouped(one) for one in sorted(some)) if len(some) > 1 else min(some) for folder, some in found.items()}
+    return {folder: _both(sorted(some)) for folder, some in found.items()}
 
 
 def nearest(name: str, folders: dict[str, str]) -> str | None:
@@ -152,8 +155,10 @@ class Allowed:
         return current in self._ids or current.replace("-or-later", "-only") in self._ids
 
 
-def _grouped(expression: str) -> str:
-    return f"({expression})" if " OR " in expression.upper() else expression
+def _both(expressions: list[str]) -> str:
+    if len(expressions) == 1:
+        return expressions[0]
+    return " AND ".join(f"({one})" if " OR " in one.upper() else one for one in expressions)
 
 
 def _current(name: str) -> str:

@@ -21,19 +21,20 @@ os.environ["RAYON_NUM_THREADS"] = "1"  # before the library is loaded
 import numpy as np  # noqa: E402
 import tokenizers  # noqa: E402
 
-from pipelines.corpus import sources  # noqa: E402
+from pipelines.corpus.decode import Unreadable, read_text  # noqa: E402
+from pipelines.corpus.find import find_code  # noqa: E402
 from pipelines.corpus.tokenizer import LibraryTokenizer, load_tokenizer, parse_spec, train_bpe  # noqa: E402
 
 
 def texts(paths: list[str], megabytes: float) -> list[str]:
     """Of files spread evenly over the sorted list."""
-    files, _ = sources.find_code(paths)
+    files, _ = find_code(paths)
     step = max(1, int(sum(file.size for file in files) / (megabytes * 1e6)))
     found = []
     for file in files[::step]:
         try:
-            found.append(sources.read_text(file.path).text)
-        except sources.Unreadable:
+            found.append(read_text(file.path).text)
+        except Unreadable:
             continue
     return found
 

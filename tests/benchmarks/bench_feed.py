@@ -29,7 +29,7 @@ class Leader:
         process, own, count = psutil.Process(), [], 0
         start = time.perf_counter()
         first_after = None
-        for _ in zip(range(windows), feed.windows(split, first, dp)):
+        for _ in zip(range(windows), feed.windows(split, first, dp, feed.Stalls(0, 60))):
             count += 1
             if first_after is None:
                 first_after, start = time.perf_counter() - start, time.perf_counter()

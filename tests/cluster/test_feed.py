@@ -13,6 +13,7 @@ from workers.training.window import IGNORE, Window
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 CONTEXT = 64
+QUIET = feed.Stalls(0, 600)
 
 
 class Numbers:
@@ -31,10 +32,10 @@ class Group:
     """What a data-parallel group's leader does with its split."""
 
     def read(self, split, first: int, dp: int):
-        return [(w.number, int(w.tokens[0]), int(w.targets[0]), w.positions.dtype.name, len(w.tokens)) for w in feed.windows(split, first, dp)]
+        return [(w.number, int(w.tokens[0]), int(w.targets[0]), w.positions.dtype.name, len(w.tokens)) for w in feed.windows(split, first, dp, QUIET)]
 
     def read_some_twice(self, split, rank: int, dp: int, count: int):
-        start = feed.fresh(split, rank, dp)
+        start = feed.fresh(split, rank, dp, QUIET)
         return [[w.number for w in itertools.islice(start(), count)] for _ in range(2)]
 
 
@@ -85,9 +86,9 @@ class Busy:
 @ray.remote(num_cpus=0)
 class Evaluating:
     def read(self, train, held_out) -> tuple[list[int], list[int]]:
-        stream = feed.windows(train, 0, 1)
+        stream = feed.windows(train, 0, 1, QUIET)
         before = [next(stream).number for _ in range(5)]
-        passed = [w.number for w in itertools.islice(feed.fresh(held_out, 0, 1)(), 8)]
+        passed = [w.number for w in itertools.islice(feed.fresh(held_out, 0, 1, QUIET)(), 8)]
         return before + [next(stream).number for _ in range(5)], passed
 
 

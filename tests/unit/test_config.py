@@ -181,12 +181,13 @@ WRONG = [
     "training.decay_ratio=0.2", "training.decay_ratio=2", "training.beta1=1.5", "training.beta2=-0.1", "training.eps=-1", "training.final_ratio=-1", "training.seed=-1",
     "training.seed=1267650600228229401496703205376", "training.skips_in_a_row=0", "training.evaluate_every=-1",
     "checkpoint.every=-1", "checkpoint.keep=0", "corpus.store=3", "corpus.held_out=half", "corpus.held_out_windows=-1",
-    "corpus.overlap=-1", "corpus.held_out=1.5", "corpus.positions=backwards",
+    "corpus.overlap=-1", "corpus.held_out=1.5", "corpus.positions=backwards", "corpus.fim_rate=1.5", "corpus.fim_rate=-0.1",
+    "corpus.fim_spm_rate=2", "corpus.upsample=5", "corpus.upsample.factor=1", "corpus.upsample.longer_than=0",
     "mesh.ring=0", "mesh.tp=two", "mesh.dp=0", "mesh.ulysses=-1", "attention.layout=spiral", "attention.backend=fastest",
     "model.dim=0", "model.layers=-1", "model.head_dim=0", "model.norm_eps=-1", "model.rope_theta=0", "model.tie_embeddings=perhaps",
     "model.vocab_size=0",
     "cluster.workers=0", "cluster.workers=-1", "cluster.cpus_per_worker=0", "cluster.cpus_per_worker=-1", "cluster.gpus_per_worker=-1",
-    "cluster.max_failures=-5", "cluster.collective_timeout=0",
+    "cluster.max_failures=-5", "cluster.collective_timeout=0", "cluster.stall_seconds=0",
 ]
 # fmt: on
 

@@ -11,7 +11,7 @@ import pytest
 from pipelines.config import load_config
 from pipelines.corpus import TokenStore
 from cluster.launch import RunFailed
-from pipelines.train import Prepared, _write_run_folder, prepare, run_stages
+from pipelines.train import Prepared, _write_run_folder, changed_mixes, prepare, run_stages
 from workers.training.loop import STOP_FILE
 
 SETTINGS = ("training.context=64", "training.steps=4", "training.batch=2", "model.dim=32", "model.layers=1", "model.ffn_dim=64")
@@ -73,6 +73,29 @@ def test_held_out_windows_are_dealt_to_the_groups_and_never_more_than_there_are(
     for none in ("corpus.held_out_windows=0", "corpus.held_out=0"):
         run = prepared(none)
         assert run.job.held_out == 0 and run.data.held_out is None
+
+
+def test_fill_in_the_middle_and_repeats_are_for_training_windows_alone(prepared):
+    run = prepared("corpus.held_out=0.3", "corpus.fim_rate=0.5", "corpus.upsample.longer_than=100", "corpus.upsample.factor=3")
+    assert run.data.train.rewriter.rate == 0.5 and set(run.data.train.repeats.tolist()) >= {1, 3}
+    assert run.data.held_out.rewriter is None and run.data.held_out.repeats is None
+    plain = prepared("corpus.held_out=0.3")
+    assert run.data.held_out.fingerprint == plain.data.held_out.fingerprint
+    (change,) = changed_mixes(run)
+    assert (change.first_step, change.last_step) == (1, 4) and changed_mixes(plain) == []
+    assert sum(share.tokens for share in change.after) == run.data.train.targets > sum(share.tokens for share in change.before)
+
+
+def test_a_curriculum_changes_what_a_corpus_is_read_as_and_says_so(prepared):
+    stages = "[{}, {training: {steps: 3}, corpus: {upsample: {factor: 2}, fim_rate: 0.9, overlap: 1, positions: continue}}]"
+    run = prepared(f"stages={stages}", "corpus.fim_rate=0.2")
+    first, second = (stage.data.train for stage in run.stages)
+    assert (first.rewriter.rate, first.repeats, first.overlap, first.positions) == (0.2, None, 8, "restart")
+    assert (second.rewriter.rate, second.overlap, second.positions) == (0.9, 1, "continue") and second.repeats is not None
+    assert [(change.first_step, change.last_step) for change in changed_mixes(run)] == [(5, 7)]
+    record = _write_run_folder(run)
+    told = json.loads((run.job.run / "corpus.json").read_text())
+    assert record["unit"] == told["unit"] == "row" and told["mix"][0]["before"][0]["source"]
 
 
 def test_training_and_held_out_documents_are_apart_and_all_there_are(prepared, code_store):

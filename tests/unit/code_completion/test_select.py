@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pipelines.cli import main
 from pipelines.code_completion.select import Files, select
+from pipelines.corpus.find import find_code
 from pipelines.corpus.tokenizer import ByteTokenizer
 from tests.unit.code_completion.test_fim import BPE
 
@@ -90,7 +91,8 @@ def test_circles_of_imports_end(tmp_path):  # C14
         (tmp_path / f"m{i:02}.py").write_text(f"import m{(i + 1) % 50:02}\nimport m{i:02}\n")
     selection = select(tmp_path, tmp_path / "m07.py", 1, 10_000, BYTES)
     assert len(selection.choices) == 50 and selection.choices[-1].path == "m07.py"
-    assert [p for p in Files(tmp_path, tmp_path / "m07.py").imports()][:2] == ["m08.py", "m09.py"]
+    files = Files(tmp_path, tmp_path / "m07.py", find_code([tmp_path])[0])
+    assert list(files.imports())[:2] == ["m08.py", "m09.py"]
 
 
 def test_what_is_no_text_gone_or_generated_is_passed_over(repo):
@@ -98,6 +100,13 @@ def test_what_is_no_text_gone_or_generated_is_passed_over(repo):
     (repo / "src/generated.c").write_text("/* @generated */\nint far_away(void)\n{\n}\n")
     paths = [c.path for c in select(repo, repo / "src/main.c", 6, 20_000, BYTES).choices]
     assert "src/zero.c" not in paths and "src/generated.c" not in paths and len(paths) >= 6
+
+
+def test_a_repository_that_ignores_itself_is_told_of_not_passed_over(repo):
+    (repo / ".gitignore").write_text("/*\n")
+    with pytest.raises(ValueError, match="no source file in .*; --no-gitignore takes what"):
+        select(repo, repo / "src/main.c", 6, 1200, BYTES)
+    assert len(select(repo, repo / "src/main.c", 6, 20_000, BYTES, gitignore=False).choices) == 7
 
 
 def test_wrong_places_are_refused_in_one_line(repo):

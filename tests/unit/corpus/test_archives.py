@@ -127,8 +127,10 @@ def test_a_zip_bomb_and_a_large_member(tmp_path):  # C12
     with open(tmp_path / "large.tar", "wb") as file:
         file.write(info.tobuf())
         file.truncate(info.size + 2048)  # a file with a hole
-    [member] = archives.members(str(tmp_path / "large.tar"))
-    assert member.reason == "too large: 268,435,457 bytes, more than 268,435,456 for a member of an archive"
+    with open(tmp_path / "a.py", "w"):
+        pass
+    found = find_code([tmp_path / "large.tar", tmp_path / "a.py"])
+    assert reasons(found) == {"large/large.c": "too large: 268,435,457 bytes, more than 268,435,456 for a member"}
 
 
 def test_a_header_larger_than_anything_is_not_read(tmp_path):
@@ -139,6 +141,13 @@ def test_a_header_larger_than_anything_is_not_read(tmp_path):
         file.truncate(1 << 31)
     with pytest.raises(Unreadable, match="archive refused: a header of"):
         archives.members(str(tmp_path / "pax.tar"))
+
+
+def test_a_name_longer_than_a_disk_takes(tmp_path):
+    path = write_tar(tmp_path / "long.tar", [("d/" * 200_000 + "x.py", b"x"), ("a.py", b"a")])
+    found = find_code([path])
+    assert names(found) == ["long/a.py"]
+    assert reasons(found) == {"long/" + "d/" * 100 + "…": "name too long: 400,004 characters, more than 4,096"}
 
 
 def test_encrypted_members_and_links_of_a_zip_are_listed(tmp_path):
@@ -236,6 +245,17 @@ def test_a_ring_of_headers_ends(tmp_path):
     (tmp_path / "ring.tar").write_bytes(bytes(info) + bytes(2048))
     with pytest.raises(Unreadable, match="archive (refused|damaged)"):
         archives.members(str(tmp_path / "ring.tar"))
+
+
+def test_bytes_of_a_member_that_say_they_are_more(tmp_path):
+    path = tmp_path / "z.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.py", "a" * 5000)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(struct.pack("<I", 5000), struct.pack("<I", 6000)))
+    files = find_code([path])[0]
+    with reading(files) as read, pytest.raises(Unreadable, match="archive damaged: 5,000 bytes where 6,000 are promised"):
+        read(files[0])
 
 
 def test_bytes_of_a_deflated_member_that_say_they_are_fewer(tmp_path):

@@ -2,11 +2,12 @@ import random
 import re
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.corpus.duplicates import HASHES, NearDuplicates, _values, signature
+from pipelines.corpus.duplicates import HASHES, NearDuplicates, _values, _word_hashes, signature
 
 
 def words(seed: int, count: int) -> list[str]:
@@ -97,3 +98,11 @@ def test_a_threshold_out_of_range():
     for wrong in (0, 0.49, 1.01):
         with pytest.raises(ValueError, match="between 0.5 and 1"):
             NearDuplicates(wrong)
+
+
+def test_a_word_hashes_alike_wherever_it_stands():
+    text = " ".join(words(6, 50))
+    far = "z " * 100_000 + text + " " + "q" * 100_000 + " " + text
+    hashes = [_word_hashes(np.frombuffer(part.encode(), np.uint8)).tolist() for part in (text, far)]
+    assert hashes[1][100_000:100_050] == hashes[1][100_051:] == hashes[0]
+    assert len(set(hashes[0])) == len(set(text.split()))
