@@ -15,10 +15,7 @@ import re
 from pipelines.literature_analysis import mend, prose
 from pipelines.literature_analysis.paper import Draft, Paper
 
-_TAG = re.compile(
-    r"<\s*(/?)\s*(PAPER|S|ABSTRACT|SECTION|SUBSECTION)\b"
-    r"((?:\s+\w+\s*=\s*\"[^\"<>]*\"|\s+\w+\s*=\s*'[^'<>]*'|[^<>]{0,2000}?)*?)\s*>"
-)
+_TAG = re.compile(r"<\s{0,9}(/?)\s{0,9}(PAPER|S|ABSTRACT|SECTION|SUBSECTION)\b([^<>]{0,2000})>")
 _TITLE = re.compile(r"title\s*=\s*\"(.*?)\"\s*(?:\"|number\s*=|$)", re.S)
 _LABEL = re.compile(r"(?m)^(TITLE|ABSTRACT|BODY)((?:\.[^\n]*)?):[ \t]*$")
 _KINDS = {
@@ -50,6 +47,7 @@ def read_sentences(text: str) -> Paper:
         elif between.strip():
             draft.words(between.strip())
             draft.add("\n")
+            titled = True
         if closing:
             continue
         if name in ("ABSTRACT", "SECTION", "SUBSECTION"):
