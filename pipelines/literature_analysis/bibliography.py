@@ -79,8 +79,10 @@ def _value(source: str, position: int, strings: dict[str, str]) -> tuple[str, in
     while True:
         if source[position : position + 1] == "{":
             end = tex.group(source, position)
-            if end is None:
-                return "".join(parts), len(source)
+            if end is None:  # a brace is missing: the value ends with the entry
+                end = source.find("\n@", position)
+                end = end if end >= 0 else len(source)
+                return "".join(parts) + source[position + 1 : end], end
             parts.append(source[position + 1 : end - 1])
         elif source[position : position + 1] == '"':
             end = position + 1

@@ -1,34 +1,50 @@
 """Which files make up a corpus of papers.
 
-Folders are walked in sorted order; version control, caches and hidden folders are not entered, symbolic links never
-followed, and token stores passed over in silence. A file is taken by its extension (what is in it decides the format),
-a file named on its own always. A LaTeX paper is one input, its main file; what stands beside and below that is part of
-it. Everything else is listed with its reason.
+Folders are walked in sorted order, archives looked into without unpacking; version control, caches and hidden folders
+are not entered, symbolic links never followed, and token stores passed over in silence. A file is taken by its extension
+(what is in it decides the format), a file named on its own always. A LaTeX paper is one input, its main file; what stands
+beside and below that is part of it. Everything else is listed with its reason.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.corpus import archives
+from pipelines.corpus.decode import Unreadable
 from pipelines.corpus.sources import Skipped, SourceFile, printable
 from pipelines.literature_analysis import latex
 from pipelines.literature_analysis.formats import EXTENSIONS
 
 _TEX = (".tex", ".ltx")
 _PARTS = (*_TEX, ".bbl", ".bib", ".sty", ".cls", ".bst", ".eps", ".pdf", ".png", ".jpg", ".jpeg", ".tikz", ".clo", ".aux")
+_READ = (*_TEX, ".bbl", ".bib")
 _NO_PAPERS = frozenset("readme license licence copying notice changelog changes contributing authors security".split())
-_HEAD = 1 << 20  # of a TeX file, in which a main one says so
+_LARGEST = 64 << 20  # of a file that a LaTeX paper includes
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a folder or an archive: its path in that, with `/`."""
+
+    below: str
+    size: int
+    mtime_ns: int
+    member: str | None = None
 
 
 def find_papers(paths) -> tuple[list[SourceFile], list[Skipped]]:
-    """Papers under `paths` (files or folders), sorted by name, and all that was left out.
+    """Papers under `paths` (files, folders, archives), sorted by name, and all that was left out.
 
-    A name begins with the name of its root folder. Raises ValueError, in one line, for a path that doesn't exist, for
-    two roots of one name and for an input without a single paper.
+    A name begins with the name of its root folder, or that of its archive without the extension. Raises ValueError, in
+    one line, for a path that doesn't exist, for two roots of one name and for an input without a single paper.
     """
-    files: dict[str, SourceFile] = {}
+    files: dict[tuple[str, str | None], SourceFile] = {}
     skipped: list[Skipped] = []
     roots: dict[str, Path] = {}
     for path in paths:
@@ -39,16 +55,19 @@ def find_papers(paths) -> tuple[list[SourceFile], list[Skipped]]:
         if roots.setdefault(root.name, root) != root:
             raise ValueError(f"{root} and {roots[root.name]} have one name; name the folder above them, or rename one")
     for name, root in roots.items():
-        if root.is_file():
-            found, left_out = [_input(root, name, [root])], []
+        if root.is_dir():
+            found, left_out = _in_folder(root)
+        elif archives.is_archive(name):
+            found, left_out = _in_archive(str(root), name, root.stat().st_mtime_ns)
         else:
-            found, left_out = _walk(root)
+            status = root.stat()
+            found, left_out = [SourceFile(str(root), name, status.st_size, status.st_mtime_ns)], []
         skipped += left_out
         for file in found:
-            if file.path in files:
-                skipped.append(Skipped(file.name, f"taken already: as {files[file.path].name}"))
+            if (file.path, file.member) in files:
+                skipped.append(Skipped(file.name, f"taken already: as {files[file.path, file.member].name}"))
             else:
-                files[file.path] = file
+                files[file.path, file.member] = file
     if not files:
         kinds = [entry.kind for entry in skipped]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
@@ -57,14 +76,16 @@ def find_papers(paths) -> tuple[list[SourceFile], list[Skipped]]:
     return sorted(files.values(), key=lambda file: file.name), sorted(skipped, key=lambda s: (s.path, s.reason))
 
 
-def sibling(main: str):
-    """Reads the files of the LaTeX paper whose main file is `main`: those in its folder or below, and no others."""
-    folder = Path(main).parent.resolve()
+def sibling(main: SourceFile) -> Callable[[str], bytes | None]:
+    """Reads the files of the LaTeX paper whose main file this is: those in its folder or below, and no others."""
+    return _in_its_archive(main) if main.member is not None else _in_its_folder(Path(main.path).parent.resolve())
 
+
+def _in_its_folder(folder: Path) -> Callable[[str], bytes | None]:
     def read(name: str) -> bytes | None:
         try:
             path = (folder / name).resolve()
-            inside = path.is_relative_to(folder) and path.is_file() and path.stat().st_size <= 64 << 20
+            inside = path.is_relative_to(folder) and path.is_file() and path.stat().st_size <= _LARGEST
             return path.read_bytes() if inside else None
         except (OSError, ValueError):  # a name that is none, a NUL in it, no permission
             return None
@@ -72,13 +93,97 @@ def sibling(main: str):
     return read
 
 
-def _walk(root: Path) -> tuple[list[SourceFile], list[Skipped]]:
-    files: list[SourceFile] = []
+def _in_its_archive(main: SourceFile) -> Callable[[str], bytes | None]:
+    held: dict[str, bytes] = {}
+
+    def read(name: str) -> bytes | None:
+        if not held:  # all at once, as a compressed archive is read from its start
+            members = archives.members(main.path)
+            folder = next((posixpath.dirname(m.name) for m in members if m.place == main.member), "")
+            held.update(_read_members(main.path, [m for m in members if m.name.lower().endswith(_READ)], folder))
+        return held.get(posixpath.normpath(name))
+
+    return read
+
+
+def _read_members(path: str, members: list[archives.Member], folder: str = "") -> dict[str, bytes]:
+    """Bytes by path below `folder` of the members in it that may be read."""
+    inside = folder + "/" if folder else ""
+    wanted = [m for m in members if m.reason is None and m.size <= _LARGEST and m.name.startswith(inside)]
+    with archives.reader(path, [member.place for member in wanted]) as opened:
+        return {posixpath.normpath(m.name.removeprefix(inside)): opened.read(m.place) for m in wanted}
+
+
+def _in_archive(path: str, name: str, mtime_ns: int) -> tuple[list[SourceFile], list[Skipped]]:
+    stem = archives.stem(name)
+    try:
+        members = archives.members(path)
+        texts = _read_members(path, [member for member in members if member.name.lower().endswith(_TEX)])
+    except Unreadable as error:
+        return [], [Skipped(printable(name), str(error))]
+    left_out = [Skipped(printable(f"{stem}/{member.name}"), member.reason) for member in members if member.reason]
+    files = [_File(m.name, m.size, mtime_ns, m.place) for m in members if m.reason is None]
+    found, skipped = _sorted_out(files, stem, lambda below: texts.get(posixpath.normpath(below), b"").decode("latin-1"))
+    return [SourceFile(path, f"{stem}/{f.below}", f.size, f.mtime_ns, f.member) for f in found], left_out + skipped
+
+
+def _in_folder(root: Path) -> tuple[list[SourceFile], list[Skipped]]:
+    files, skipped = _walk(root)
+    inputs: list[SourceFile] = []
+    for file in [file for file in files if archives.is_archive(file.below)]:
+        found, left_out = _in_archive(str(root / file.below), f"{root.name}/{file.below}", file.mtime_ns)
+        inputs += found
+        skipped += left_out
+    files = [file for file in files if not archives.is_archive(file.below)]
+    found, left_out = _sorted_out(files, root.name, lambda below: _text(root / below))
+    inputs += [SourceFile(str(root / f.below), f"{root.name}/{f.below}", f.size, f.mtime_ns) for f in found]
+    return inputs, skipped + left_out
+
+
+def _sorted_out(files: list[_File], root: str, text: Callable[[str], str]) -> tuple[list[_File], list[Skipped]]:
+    """The papers among files. One of several files has their size in all, and changes when the last of them does."""
+    sources = {file.below: text(file.below) for file in files if file.below.lower().endswith(_TEX)}
+    mains = sorted(below for below, source in sources.items() if latex.is_main(source))
+    by_folder: dict[str, tuple[str, str]] = {}  # folder of a main file → the first there, and what TeX stands beside it
+    for main in mains:
+        folder = posixpath.dirname(main)
+        beside = [source for below, source in sources.items() if posixpath.dirname(below) == folder]
+        by_folder.setdefault(folder, (main, "".join(beside).lower()))
+    papers: dict[str, _File] = {file.below: file for file in files if file.below in mains}
     skipped: list[Skipped] = []
-    waiting: list[tuple[str, str, str]] = [("", "", "")]  # path below the root, "" or ending in "/"; main file; its TeX
-    parts: dict[str, list[str]] = {}
+    for file in files:
+        stem, extension = os.path.splitext(posixpath.basename(file.below).lower())
+        main, source = _above(posixpath.dirname(file.below), by_folder)
+        name = f"{root}/{file.below}"
+        if file.below in mains:
+            continue
+        # a PDF beside TeX is a figure if that speaks of it, and else the printed paper or another one
+        if main and extension in _PARTS and (extension != ".pdf" or stem in source):
+            whole = papers[main]
+            papers[main] = _File(main, whole.size + file.size, max(whole.mtime_ns, file.mtime_ns), whole.member)
+            skipped.append(Skipped(name, f"part of a paper: {root}/{main}"))
+        elif extension not in EXTENSIONS:
+            skipped.append(Skipped(name, f"not a paper: {extension or 'no extension'}"))
+        elif stem in _NO_PAPERS:
+            skipped.append(Skipped(name, "not a paper: by its name"))
+        else:
+            papers[file.below] = file
+    return list(papers.values()), skipped
+
+
+def _above(folder: str, by_folder: dict[str, tuple[str, str]]) -> tuple[str, str]:
+    """What the nearest folder, this one or one above it, has."""
+    while folder not in by_folder and folder:
+        folder = posixpath.dirname(folder)
+    return by_folder.get(folder, ("", ""))
+
+
+def _walk(root: Path) -> tuple[list[_File], list[Skipped]]:
+    files: list[_File] = []
+    skipped: list[Skipped] = []
+    waiting = [""]  # paths below the root, "" or ending in "/"
     while waiting:
-        folder, main, source = waiting.pop()
+        folder = waiting.pop()
         try:
             with os.scandir(root / folder) as scan:
                 entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
@@ -87,41 +192,22 @@ def _walk(root: Path) -> tuple[list[SourceFile], list[Skipped]]:
             continue
         if folder and any(entry.name == ".ingest.json" for entry in entries):
             continue
-        texts = {entry.name: _head(entry) for entry in entries if entry.name.lower().endswith(_TEX)}
-        mains = [name for name, text in texts.items() if latex.is_main(text)]
-        if mains:
-            main, source = folder + mains[0], "".join(texts.values())
         for entry in entries:
-            below = folder + entry.name
-            name = f"{root.name}/{below}"
             is_folder = entry.is_dir(follow_symlinks=False)
-            stem, extension = os.path.splitext(entry.name.lower())
             if reason := _why_not(entry, is_folder):
-                skipped.append(Skipped(printable(name) + "/" * is_folder, reason))
+                skipped.append(Skipped(printable(f"{root.name}/{folder}{entry.name}") + "/" * is_folder, reason))
             elif is_folder:
-                waiting.append((below + "/", main, source))
-            elif entry.name in mains:
-                parts[below] = [below]
-            # a PDF beside TeX is a figure if that speaks of it, and else the printed paper or another one
-            elif main and extension in _PARTS and (extension != ".pdf" or stem in source.lower()):
-                parts[main].append(below)
-                skipped.append(Skipped(name, f"part of a paper: {root.name}/{main}"))
-            elif extension not in EXTENSIONS:
-                skipped.append(Skipped(name, f"not a paper: {extension or 'no extension'}"))
-            elif stem in _NO_PAPERS:
-                skipped.append(Skipped(name, "not a paper: by its name"))
+                waiting.append(f"{folder}{entry.name}/")
             else:
-                files.append(_input(root / below, name, [root / below]))
-    files += [_input(root / main, f"{root.name}/{main}", [root / part for part in all_]) for main, all_ in parts.items()]
+                status = entry.stat(follow_symlinks=False)
+                files.append(_File(folder + entry.name, status.st_size, status.st_mtime_ns))
     return files, skipped
 
 
-def _head(entry: os.DirEntry) -> str:
-    if not entry.is_file(follow_symlinks=False):
-        return ""
+def _text(path: Path) -> str:
     try:
-        with open(entry.path, "rb") as file:
-            return file.read(_HEAD).decode("latin-1")
+        with open(path, "rb") as file:
+            return file.read(_LARGEST).decode("latin-1")
     except OSError:
         return ""  # it is listed where it is read
 
@@ -136,9 +222,3 @@ def _why_not(entry: os.DirEntry, is_folder: bool) -> str | None:
     if not is_folder and not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
         return "not a regular file: a pipe, socket or device"
     return None
-
-
-def _input(path: Path, name: str, parts: list[Path]) -> SourceFile:
-    """An input of several files has their size in all, and changes when the last of them does."""
-    states = [os.stat(part) for part in parts]
-    return SourceFile(str(path), name, sum(s.st_size for s in states), max(s.st_mtime_ns for s in states))

@@ -11,16 +11,22 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipelines.corpus.sources import Unreadable
+from pipelines.corpus.decode import Unreadable
 from pipelines.literature_analysis import jats, latex, markup, mend, pdf, sets, tei
 from pipelines.literature_analysis.paper import Paper
-from pipelines.literature_analysis.references import identifiers_of_file
+from pipelines.literature_analysis.references import identifiers_of_file, year_of
 
 ARCHIVES = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\x00")
 EXTENSIONS = frozenset(".pdf .tex .ltx .xml .nxml .md .markdown .rst .txt .text .json".split())
 _INPUTENC = re.compile(rb"\\usepackage\[(latin1|latin9|ansinew|cp1252|utf8)\]\{inputenc\}")
-_TEX_ENCODINGS = {b"latin1": "latin-1", b"latin9": "iso8859-15", b"ansinew": "cp1252", b"cp1252": "cp1252", b"utf8": "utf-8"}
-_ROOT = re.compile(r"\s*(?:<\?xml[^>]{0,200}\?>\s*|<!--.{0,5000}?-->\s*|<!DOCTYPE[^\[>]{0,2000}(?:\[.{0,100000}?\]\s*)?>\s*)*<(?:[\w.-]+:)?([\w.-]+)", re.S)
+_TEX_ENCODINGS = {
+    b"latin1": "latin-1", b"latin9": "iso8859-15", b"ansinew": "cp1252", b"cp1252": "cp1252", b"utf8": "utf-8",
+}  # fmt: skip
+_ROOT = re.compile(
+    r"\s*(?:<\?xml[^>]{0,200}\?>\s*|<!--.{0,5000}?-->\s*|<!DOCTYPE[^\[>]{0,2000}(?:\[.{0,100000}?\]\s*)?>\s*)*"
+    r"<(?:[\w.-]+:)?([\w.-]+)",
+    re.S,
+)
 _ATX = re.compile(r"(?m)^#{1,6}[ \t]+\S")
 _UNDERLINED = re.compile(r"(?m)^\S[^\n]*\n([=\-~^*#+\"])\1{3,}[ \t]*$")
 
@@ -33,7 +39,9 @@ def read(data: bytes, name: str, sibling: Callable[[str], bytes | None] | None =
     """
     paper = _read(data, name, sibling)
     stem = name.rpartition("/")[2].rpartition(".")[0] or name
-    return replace(paper, identifiers={**identifiers_of_file(stem), **paper.identifiers})
+    identifiers = {**identifiers_of_file(stem), **paper.identifiers}
+    year = paper.year if paper.year is not None else year_of(identifiers)
+    return replace(paper, identifiers=identifiers, year=year)
 
 
 def decode(data: bytes) -> tuple[str, str]:

@@ -10,7 +10,10 @@ from pipelines.literature_analysis.references import Reference, doi_name, refere
 
 _SECTIONS = ("sec", "app", "ack", "glossary", "notes", "fn-group", "bio", "boxed-text")
 _NAMES = {"ack": "Acknowledgements", "fn-group": "Footnotes", "glossary": "Glossary", "app": "Appendix"}
-_BLOCKS = "p title disp-quote disp-formula fig table-wrap caption list list-item def-item table-wrap-foot fn verse-group statement".split()
+_BLOCKS = (
+    "p title disp-quote disp-formula fig table-wrap caption list list-item def-item table-wrap-foot fn verse-group "
+    "statement".split()
+)
 _DROPPED = ("ref-list", "object-id", "graphic", "media")
 _CREATIVE = re.compile(r"creativecommons\.org/(?:licenses/([a-z-]+)/(\d\.\d)|publicdomain/zero/(\d\.\d))")
 
@@ -60,8 +63,8 @@ def _identify(draft: Draft, meta) -> None:
     draft.year = min((int(year) for year in years if re.fullmatch(r"\d{4}", year)), default=None)
     licence = tree.find(meta, "license")
     if licence is not None:
-        words = " ".join([*licence.attrib.values(), *(" ".join(e.attrib.values()) for e in licence.iter("*")), tree.text_of(licence)])
-        draft.licence = spdx(words)
+        addresses = [value for element in licence.iter("*") for value in element.attrib.values()]
+        draft.licence = spdx(" ".join([*addresses, tree.text_of(licence)]))
 
 
 def spdx(words: str) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
+from pipelines.corpus.holdout import held_out_part
 from pipelines.corpus.kind import END, Document, Facts, Part, Place, Special
 from pipelines.corpus.sources import Skipped, SourceFile
 from pipelines.literature_analysis import formats, same, shelves
@@ -57,7 +57,8 @@ class Papers:
         files, skipped = find_papers(paths)
         for pattern in self.held_out:
             if not any(_matches(file.name, [pattern]) for file in files):
-                raise ValueError(f"--hold-out {pattern!r} matches none of {len(files):,} papers; their names begin like {files[0].name!r}")
+                names = f"{len(files):,} papers; their names begin like {files[0].name!r}"
+                raise ValueError(f"--hold-out {pattern!r} matches none of {names}")
         return files, skipped
 
     def survey(self, file: SourceFile, data: bytes) -> Facts:
@@ -130,14 +131,11 @@ class Papers:
 
 
 def _matches(name: str, patterns) -> bool:
-    """Whether a pattern, as in a shell, is of the paper or of a folder above it."""
-    parts = name.split("/")
-    names = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-    return any(fnmatchcase(part, pattern.rstrip("/")) for part in names for pattern in patterns)
+    return held_out_part(name, "", patterns) is not None
 
 
 def _read(file: SourceFile, data: bytes) -> Paper:
-    return formats.read(data, file.name, sibling(file.path))
+    return formats.read(data, file.name, sibling(file))
 
 
 def _known(file: SourceFile, facts: Facts) -> Known:

@@ -23,7 +23,9 @@ _MAIN = re.compile(r"(?m)^[^%\n]{0,200}?\\document(?:class|style)\b")
 _INCLUDED = re.compile(r"\\(?:input|include|subfile)[ \t]*(?:\{([^{}\n]{1,200})\}|[ \t]([\w./-]{1,200}))")
 _DEEPEST, _LARGEST = 16, 32 << 20
 _LEVELS = {"part": 0, "chapter": 0, "section": 1, "subsection": 2, "subsubsection": 3, "paragraph": 4, "subparagraph": 5}
-_CITES = re.compile(r"(?:no|foot|full|paren|text|auto|smart|super)?[cC]ite(?:p|t|alp|alt|author|year|yearpar|text|num|n|A|NP|as|s)?")
+_CITES = re.compile(
+    r"(?:no|foot|full|paren|text|auto|smart|super)?[cC]ite(?:p|t|alp|alt|author|year|yearpar|text|num|n|A|NP|as|s)?"
+)
 _MATH = frozenset("equation align gather multline eqnarray displaymath math flalign alignat array split".split())
 _OPEN = frozenset(
     "document center flushleft flushright itemize enumerate description quote quotation figure table wrapfigure "

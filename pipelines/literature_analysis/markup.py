@@ -9,6 +9,7 @@ it doesn't know (Sphinx's), and it reads or includes other files. Nothing is inc
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ def read_markdown(text: str) -> Paper:
     first = text.count("\n", 0, front.end()) if front else 0
     headings = [  # (first line, line after the last, level, heading)
         (token.map[0] + first, token.map[1] + first, int(token.tag[1]), inline.content)
-        for token, inline in _pairs(MarkdownIt("commonmark").disable("reference").parse("\n".join(lines[first:])))
+        for token, inline in _pairs(MarkdownIt("commonmark").disable(["reference", "inline"]).parse("\n".join(lines[first:])))
         if token.type == "heading_open" and token.level == 0
     ]
     title = fields.get("title", "").strip("\"'")
@@ -148,6 +149,8 @@ def _cited(paper: Paper, notes: list[Reference], marks) -> Paper:
     cited = [_citation(start, stop, keys, numbers) for start, stop, keys, _ in found]
     taken = sorted([(c.start, c.stop) for c in cited] + lists + spans)
     others = prose.outside(prose.citations(paper.text, references, numbers), _disjoint(taken))
+    starts = [citation.start for citation in cited]
+    others = [o for o in others if bisect_left(starts, o.start) == bisect_left(starts, o.stop)]  # none around a marker
     cited = sorted([*cited, *others], key=lambda citation: citation.start)
     return replace(paper, references=tuple(references), citations=tuple(cited))
 

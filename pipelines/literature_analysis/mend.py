@@ -15,7 +15,8 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff]")
 _BREAK = re.compile("[\f\v\x85\u2028\u2029]")
 _LINE_END = re.compile(r"\r\n?")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
-_BROKEN = re.compile(r"([^\W\d_]+)[-\u2010\u00ad\x02]\n[ \t]*([^\W\d_]+)")
+_BROKEN = re.compile(r"([^\W\d_]+)[-\u2010\u00ad\x02][ \t]*\n[ \t]*([^\W\d_]+)")
+_GOES_ON = re.compile(r"-[^\W\d_]")
 _PARTED = re.compile(r"\b([^\W\d_]{2,})- ([a-z]{2,})\b")
 _STANDS_ALONE = frozenset("and or to nor but versus und oder".split())
 
@@ -42,7 +43,8 @@ def hyphens(text: str) -> str:
 
     def mend(broken: re.Match) -> str:
         left, right = broken.groups()
-        return join_broken(left, right, known)
+        inside = broken.string[broken.start() - 1 : broken.start()] == "-" or _GOES_ON.match(broken.string, broken.end())
+        return f"{left}-{right}" if inside else join_broken(left, right, known)
 
     # A word may be broken twice in a row, in very narrow columns; the second pass sees what the first one joined.
     return _BROKEN.sub(mend, _BROKEN.sub(mend, text)).replace("\u00ad", "")

@@ -21,7 +21,7 @@ from statistics import median
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from pipelines.corpus.sources import Unreadable
+from pipelines.corpus.decode import Unreadable
 from pipelines.literature_analysis import mend, prose
 from pipelines.literature_analysis.paper import Draft, Paper, one_line
 from pipelines.literature_analysis.references import identifiers_in

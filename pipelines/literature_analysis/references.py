@@ -15,7 +15,7 @@ _ARXIV = re.compile(
 )
 _YEAR = re.compile(r"(?<![\d./-])(1[6-9]\d\d|20\d\d)[a-z]?(?![\d/-])")
 _QUOTED = re.compile(r"[\"“]([^\"“”]{10,300}?)[,.]?[\"”]|``(.{10,300}?)[,.]?''")
-_AFTER_YEAR = re.compile(r"\(?\b(?:1[6-9]|20)\d\d[a-z]?\)?[.,:]?\s+([A-Z][^.?!]{10,300}[.?!])")
+_AFTER_YEAR = re.compile(r"\(?\b(?:1[6-9]|20)\d\d[a-z]?\)?[.,:]?\s+([A-Z][^.?!]{5,300}[.?!])")
 _WORDS = re.compile(r"[^\W_]+")
 _FILE_NAMES = (
     ("arxiv", re.compile(r"(\d{4}\.\d{4,5})(?:v\d+)?")),
@@ -97,6 +97,15 @@ def doi_name(text: str) -> str:
 def identifiers_of_file(stem: str) -> dict[str, str]:
     """What a file's name says: arXiv, PubMed Central, ACL Anthology and PEP numbers."""
     return {scheme: found[1] for scheme, pattern in _FILE_NAMES if (found := pattern.fullmatch(stem))}
+
+
+def year_of(identifiers: dict[str, str]) -> int | None:
+    """The year that an arXiv or ACL Anthology number begins with."""
+    if found := re.match(r"\d\d(?=\d\d\.)", identifiers.get("arxiv", "")):
+        return 2000 + int(found[0])
+    if found := re.match(r"[A-Z](\d\d)-", identifiers.get("acl", "")):
+        return (1900 if found[1] > "50" else 2000) + int(found[1])
+    return None
 
 
 def year_in(text: str) -> int | None:

@@ -15,9 +15,7 @@ import re
 from pipelines.literature_analysis import mend, prose
 from pipelines.literature_analysis.paper import Draft, Paper
 
-_TAG = re.compile(
-    r"<\s*(/?)\s*(PAPER|S|ABSTRACT|SECTION|SUBSECTION)\b((?:\s+\w+\s*=\s*\"[^\"<>]*\"|\s+\w+\s*=\s*'[^'<>]*'|[^<>]{0,2000}?)*?)\s*>"
-)
+_TAG = re.compile(r"<\s{0,9}(/?)\s{0,9}(PAPER|S|ABSTRACT|SECTION|SUBSECTION)\b([^<>]{0,2000})>")
 _TITLE = re.compile(r"title\s*=\s*\"(.*?)\"\s*(?:\"|number\s*=|$)", re.S)
 _LABEL = re.compile(r"(?m)^(TITLE|ABSTRACT|BODY)((?:\.[^\n]*)?):[ \t]*$")
 _KINDS = {
@@ -49,9 +47,10 @@ def read_sentences(text: str) -> Paper:
         elif between.strip():
             draft.words(between.strip())
             draft.add("\n")
+            titled = True
         if closing:
             continue
-        if name != "S":
+        if name in ("ABSTRACT", "SECTION", "SUBSECTION"):
             draft.paragraph()
             titled = True
         if name == "ABSTRACT":
@@ -71,7 +70,9 @@ def read_labelled(text: str) -> Paper:
     for mark, end in zip(marks, [m.start() for m in marks[1:]] + [len(text)]):
         content = text[mark.end() : end].strip("\n")
         if mark[1] == "TITLE" and mark is marks[0]:
-            draft.title(content)
+            title, _, content = content.partition("\n")
+            draft.title(title)
+            draft.add(content.lstrip("\n"))
             continue
         # A dot may be part of a heading, too ("Statistical analysis vs. baseline"): only the body's are levels.
         heading = mark[2][1:] if mark[1] == "BODY" and mark[2] else mark[1] + mark[2]
@@ -113,13 +114,15 @@ def scirex(text: str) -> dict | None:
         return None
     if not isinstance(tree, dict) or not {"words", "sections", "sentences"} <= tree.keys():
         return None
-    spans = [tree["sections"], tree["sentences"]]
-    whole = all(isinstance(word, str) for word in tree["words"]) and all(
-        isinstance(span, list) and len(span) == 2 and all(isinstance(at, int) for at in span)
-        for row in spans
-        for span in row
-    )
+    words, rows = tree["words"], (tree["sections"], tree["sentences"])
+    whole = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    whole = whole and all(isinstance(row, list) and all(_is_span(span, len(words)) for span in row) for row in rows)
     return tree if whole else None
+
+
+def _is_span(span, length: int) -> bool:
+    is_pair = isinstance(span, list) and len(span) == 2 and all(type(at) is int for at in span)
+    return is_pair and 0 <= span[0] <= span[1] <= length
 
 
 def _unescaped(text: str) -> str:

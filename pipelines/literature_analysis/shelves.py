@@ -20,7 +20,7 @@ from pipelines.literature_analysis.references import normal
 from pipelines.literature_analysis.similarity import Vectors
 
 WAYS = ("citation", "similarity", "folder", "none")
-_RAREST, _MOST_SHARING = 32, 200
+_RAREST, _MOST_SHARING = 16, 64
 _SHORTEST_TITLE = 4  # words, from which a title in a reference's text is taken to be that paper's
 
 
@@ -162,7 +162,7 @@ def _by_similarity(papers: list[Member], members: Iterable[int], room: _Room) ->
             continue
         left.remove(seed)
         room.clear()
-        room.take(seed)
+        room.take(members[seed])
         shelf = [seed]
         near: set[int] = set()
         for word in rarest[seed]:
@@ -170,7 +170,7 @@ def _by_similarity(papers: list[Member], members: Iterable[int], room: _Room) ->
         for at in sorted(near, key=lambda at: (-vectors.cosine(seed, at), at)):
             if room.full:
                 break
-            if room.take(at):
+            if room.take(members[at]):
                 left.remove(at)
                 shelf.append(at)
         shelves.append([members[at] for at in shelf])

@@ -12,7 +12,7 @@ from html.entities import html5
 
 from lxml import etree
 
-from pipelines.corpus.sources import Unreadable
+from pipelines.corpus.decode import Unreadable
 from pipelines.literature_analysis.paper import Draft, one_line
 
 
