@@ -49,6 +49,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_switches --loss --check
 	$(BIN)/python -m tests.benchmarks.bench_plan
 	$(BIN)/ringspan bench positions --out bench
+	$(BIN)/python -m tests.benchmarks.bench_encode
 	$(BIN)/python -m tests.benchmarks.bench_ingest
 	$(BIN)/python -m tests.benchmarks.bench_stream
 	$(BIN)/python -m tests.benchmarks.bench_feed
