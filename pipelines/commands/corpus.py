@@ -57,7 +57,7 @@ def ingest_code(paths, out, tokenizer, append, unit, order, line_ends, licences,
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", required=True, help="Folder of the store, or s3://BUCKET/FOLDER.")
 @click.option("--tokenizer", help="byte (default), bpe:N (trained on these papers), a tokenizer.json, or tiktoken:ENCODING:FILE.")
-@click.option("--append", is_flag=True, help="Add to the store that is there, with its tokenizer and the same options.")
+@click.option("--append", is_flag=True, help="Add to the store that is there, with its tokenizer and the same options; wants --shelves none.")
 @click.option(
     "--shelves", type=click.Choice(["citation", "similarity", "folder", "none"]), default="citation", show_default=True,
     help="What brings papers together as one document, the older first; none: every paper is one.",
@@ -72,6 +72,8 @@ def ingest_papers(paths, out, tokenizer, append, shelves, shelf_papers, shelf_by
     from pipelines.literature_analysis.kind import Papers
 
     with wrong_input():
+        if append and shelves != "none":
+            raise ValueError("--append: shelves are made of all papers together and can't grow; ingest anew, or make the store with --shelves none")
         kind = Papers(shelves, shelf_papers, shelf_bytes, hold_out)
     _ingest(kind, paths, out, tokenizer, append, as_json, verbose)
 
