@@ -23,7 +23,7 @@ from pipelines.config import Config, load_config, naming_stage
 from pipelines.code_completion.fim import Fim, template
 from pipelines.corpus import TokenStore
 from pipelines.corpus.mix import Share, mix, repeats
-from pipelines.corpus.remote import is_remote
+from pipelines.corpus.remote import located
 from pipelines.corpus.tokenizer import FILE_NAME, load_tokenizer
 from pipelines.corpus.windows import WindowPlan, document_lengths, held_out
 from pipelines.models.source import ORIGIN
@@ -87,8 +87,7 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
         _check_machine(stage.mesh_spec())
     if config.corpus.store is None:
         raise ValueError("corpus.store is not set; make one with `ringspan ingest code|papers PATH --out STORE`, then --set corpus.store=STORE")
-    address = config.corpus.store
-    store = TokenStore.open(address if is_remote(address) else absolute(address, "corpus.store"))
+    store = TokenStore.open(located(config.corpus.store, "corpus.store"))
     # A checkpoint has all weights, but for those that an adapter leaves as they are.
     init = _init(config, store) if resume is None or config.adapter.rank is not None else None
     if init is not None:

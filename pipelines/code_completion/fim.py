@@ -100,7 +100,7 @@ class Fim:
         head = int(np.flatnonzero(control[:end])[-1]) + 1 if control[:end].any() else 0
         text = "" if control.all() else tokenizer.decode(ids[head:end])
         name, text = _split_name(row, start + head, text, tokenizer)
-        if not text or "\ufffd" in text:
+        if not text or "\ufffd" in name + text:
             return ids
         first, last = sorted(cut * (len(text) + 1) >> 64 for cut in cuts)
         prefix, middle, suffix = map(tokenizer.encode, (text[:first], text[first:last], text[last:]))

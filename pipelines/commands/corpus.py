@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import click
 
@@ -56,7 +57,7 @@ def ingest_code(paths, out, tokenizer, append, unit, order, line_ends, licences,
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", required=True, help="Folder of the store, or s3://BUCKET/FOLDER.")
 @click.option("--tokenizer", help="byte (default), bpe:N (trained on these papers), a tokenizer.json, or tiktoken:ENCODING:FILE.")
-@click.option("--append", is_flag=True, help="Add to the store that is there, with its tokenizer and the same options.")
+@click.option("--append", is_flag=True, help="Add to the store that is there, with its tokenizer and the same options; wants --shelves none.")
 @click.option(
     "--shelves", type=click.Choice(["citation", "similarity", "folder", "none"]), default="citation", show_default=True,
     help="What brings papers together as one document, the older first; none: every paper is one.",
@@ -71,6 +72,8 @@ def ingest_papers(paths, out, tokenizer, append, shelves, shelf_papers, shelf_by
     from pipelines.literature_analysis.kind import Papers
 
     with wrong_input():
+        if append and shelves != "none":
+            raise ValueError("--append: shelves are made of all papers together and can't grow; ingest anew, or make the store with --shelves none")
         kind = Papers(shelves, shelf_papers, shelf_bytes, hold_out)
     _ingest(kind, paths, out, tokenizer, append, as_json, verbose)
 
@@ -106,17 +109,20 @@ def _ingest(kind, paths, out, tokenizer, append, as_json, verbose) -> None:
         out = absolute(out, "--out")
         paths = [absolute(path, "PATH") for path in paths]
         tokenizer = tokenizer if append else tokenizer or "byte"
-        report = None if append else corpus.reusable(kind, paths, out, tokenizer)
         if append:
+            report, make = None, appending.append
             appending.check_same(TokenStore.open(out), kind, tokenizer)
-        elif report is None:
-            check_replaceable(out)
+        else:
+            found = corpus.find(kind, paths, tokenizer)
+            report, make = corpus.reusable(found, out), functools.partial(corpus.ingest, found=found)
+            if report is None:
+                check_replaceable(out)
     if report is None:
         from cluster.launch import connected
 
         with stdout_for_the_answer(), connected(cpus=cpus(), verbose=verbose), bar() as progress:
             try:
-                report = (appending.append if append else corpus.ingest)(kind, paths, out, tokenizer, progress=progress)
+                report = make(kind, paths, out, tokenizer, progress=progress)
             except ValueError as error:
                 raise Stop(str(error), WRONG_INPUT) from error
             except OSError as error:
@@ -165,7 +171,7 @@ def corpus_show(store, most, as_json, verbose) -> None:
 @json_option
 @verbose_option
 def corpus_verify(store, as_json, verbose) -> None:
-    """Read every byte of a store, shard by shard, and name every shard that isn't as it was written."""
+    """Read every byte of a store (of one in an object store, this machine's copy) and name every shard that isn't as it was written."""
     from pipelines.corpus import remote
     from pipelines.corpus.store import TokenStore, bad_shards
 
@@ -175,7 +181,8 @@ def corpus_verify(store, as_json, verbose) -> None:
     value = {"store": store, "faults": faults}
     if faults:
         answer(as_json, value, "\n".join(faults))
-        raise Stop(f"{store}: {len(faults)} of its shards are not as they were written; the same ingest makes the store anew", FAILED)
+        how = f"remove {folder}, from where it is fetched again" if remote.is_remote(store) else "the same ingest makes the store anew"
+        raise Stop(f"{store}: {len(faults)} of its shards are not as they were written; {how}", FAILED)
     with wrong_input():
         opened = TokenStore.open(folder)
     value |= {"fingerprint": opened.fingerprint, "shards": len(opened.shards), "rows": len(opened), "tokens": opened.tokens}

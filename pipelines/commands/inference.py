@@ -54,18 +54,19 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
 @verbose_option
 def evaluate(checkpoint, store, held_out, documents, context, overlap, actors, out, as_json, verbose) -> None:
     """Loss and perplexity on a store: each token scored once, documents of any length in parallel windows."""
+    from pipelines.corpus.remote import located
     from pipelines.evaluation.evaluate import prepare, score
     from pipelines.evaluation.text import save, table
     from pipelines.paths import absolute, check_folder
 
     with wrong_input():
-        store = absolute(store, "--store") if store is not None else None
+        store = located(store, "--store") if store is not None else None
         found = prepare(Path(checkpoint), store, only_held_out=held_out, documents=documents, context=context, overlap=overlap)
         if out is not None:
             out = absolute(out, "--out")
             check_folder(out, "--out")
     with _processing(found.source.weights, actors, verbose) as (process, stdout):
-        value = {"checkpoint": str(found.source.weights), "store": str(found.pieces.store.folder), **score(found, process(found.pieces))}
+        value = {"checkpoint": str(found.source.weights), "store": found.pieces.store.address, **score(found, process(found.pieces))}
         if out is not None:
             save(value, out)
         answer(as_json, value, table(value), stdout)
@@ -87,13 +88,13 @@ def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens
     """Ask questions about a shelf of papers: the sections that tell most, and the model's answer from them."""
     from dataclasses import asdict
 
+    from pipelines.corpus.remote import located
     from pipelines.literature_analysis.analyze import analyze as run_analysis, as_text, open_shelf, prepare
-    from pipelines.paths import absolute
 
     with wrong_input():
         if questions is not None:
             asked += tuple(Path(questions).read_text(encoding="utf-8").splitlines())
-        source, shelf = Path(checkpoint), absolute(shelf, "--shelf")
+        source, shelf = Path(checkpoint), located(shelf, "--shelf")
     with contextlib.ExitStack() as stack:
         with wrong_input():
             store = stack.enter_context(open_shelf(source, shelf, "--shelf"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from pipelines.code_completion.links import links
@@ -11,11 +10,12 @@ from pipelines.corpus.decode import Text, Unreadable, decode, with_line_feeds
 from pipelines.corpus.duplicates import NearDuplicates, signature
 from pipelines.corpus.find import find_code
 from pipelines.corpus.holdout import held_out_part
-from pipelines.corpus.kind import END, Document, Facts, Part, Place, Special
+from pipelines.corpus.kind import END, Document, Facts, Part, Place, Special, checksum
 from pipelines.corpus.licences import Allowed, by_folder, declared, is_licence_file, nearest, recognise
 from pipelines.corpus.rules import is_source_name, unwanted
 from pipelines.corpus.sources import Skipped, SourceFile
 
+_RULES = 1  # of what is source code, what copies are, how files are ordered; a change makes earlier stores out of date
 HELD_OUT_SIMILARITY = 0.85  # from which a training file counts as a copy of a held-out one, where nothing else is said
 
 
@@ -53,14 +53,10 @@ class Code:
 
     def identity(self) -> list:
         options = [self.unit, self.order, self.line_ends, sorted(self.licences), self.near_duplicates, sorted(self.held_out), self.gitignore]
-        return ["code", *options]
+        return ["code", _RULES, *options]
 
     def find(self, paths) -> tuple[list[SourceFile], list[Skipped]]:
-        files, skipped = find_code(paths, terms=True, gitignore=self.gitignore)
-        for pattern in self.held_out:
-            if not any(held_out_part(file.name, file.collection, [pattern]) for file in files):
-                raise ValueError(f"--hold-out {pattern!r} matches none of {len(files):,} files; their names begin like {files[0].name!r}")
-        return files, skipped
+        return find_code(paths, terms=True, gitignore=self.gitignore)
 
     def survey(self, file: SourceFile, data: bytes) -> Facts:
         text = self._text(file, data).text
@@ -73,7 +69,7 @@ class Code:
             more["signature"] = signature(text)
         if self.order == "dependency":
             more["links"] = links(file.name, text)
-        return Facts(_checksum(text), len(data), declared(text), more)
+        return Facts(checksum(text), len(data), declared(text), more)
 
     def arrange(self, files: list[SourceFile], facts: list[Facts]) -> tuple[list[Place], list[Skipped]]:
         terms = by_folder((file.name, fact.more["terms"]) for file, fact in zip(files, facts) if "terms" in fact.more)
@@ -167,7 +163,3 @@ def _holds_terms(file: SourceFile) -> bool:
 
 def _only_terms(file: SourceFile) -> bool:
     return _holds_terms(file) and not is_source_name(file.name) and file.name != file.collection
-
-
-def _checksum(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -100,6 +100,8 @@ class _Reader:
         if len(told) != 3:
             raise Unreadable("unreadable: the repository lacks this object")
         data = self._process.stdout.read(int(told[2]))
+        if len(data) != int(told[2]):  # it tells the size before it finds the object damaged, and then ends
+            raise Unreadable(f"unreadable: the object is damaged after {len(data):,} of {int(told[2]):,} bytes")
         self._process.stdout.read(1)
         return data
 

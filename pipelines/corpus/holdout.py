@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from pipelines.corpus.sources import SourceFile
+
+
+def check_matched(files: list[SourceFile], patterns: Iterable[str]) -> None:
+    """ValueError, in one line, for a pattern that holds nothing out."""
+    for pattern in patterns:
+        if not any(held_out_part(file.name, file.collection or "", [pattern]) for file in files):
+            raise ValueError(f"--hold-out {pattern!r} matches none of {len(files):,} files; their names begin like {files[0].name!r}")
+
 
 def held_out_part(path: str, collection: str, patterns: Iterable[str]) -> str | None:
     """The repository, shortest folder, or file of a row that a pattern (as in a shell; `*` crosses `/`) matches, or None.

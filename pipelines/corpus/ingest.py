@@ -9,6 +9,8 @@
 
 The manifest is written last, in a folder `.NAME.partial` beside the store, which then becomes the store.
 
+An input whose text is another in step 4 than in step 2, by whose facts it was let in, is treated like one that is gone.
+
 An ingest that was killed goes on where it was: a finished piece of a step has a note, `survey-00000.json` or
 `shard-00000.json`, that names the exact input it was made from, and is kept if that is still the same. A store made
 from the same input (names, sizes, modification times, options) is used again as it is. One made from another is rebuilt
@@ -24,15 +26,16 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cluster.quiet import quiet
 from pipelines.corpus import sources, unfinished
 from pipelines.corpus.decode import Unreadable
-from pipelines.corpus.kind import Facts, Kind, Place, encode
+from pipelines.corpus.holdout import check_matched, held_out_part
+from pipelines.corpus.kind import Facts, Kind, Place, checksum, encode
 from pipelines.corpus.sources import Skipped, SourceFile
-from pipelines.corpus.store import Shard, ShardWriter, TokenStore, file_checksum, shard_name, write_manifest
+from pipelines.corpus.store import Shard, ShardWriter, TokenStore, file_checksum, shard_name, write_manifest, write_whole
 from pipelines.corpus.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, parse_spec, train_bpe
 
 SHARD_BYTES = 64 << 20
@@ -61,10 +64,13 @@ class IngestReport:
 
 
 @dataclass(frozen=True)
-class _Input:
+class Found:
+    """What the first step found, the identity of all that decides the store, and how long that took."""
+
     files: list[SourceFile]
     skipped: list[Skipped]
     identity: str
+    seconds: float
 
 
 def on_ray(task: Callable[[dict], dict], rows: list[dict]) -> Iterator[dict]:
@@ -88,7 +94,7 @@ def in_process(task: Callable[[dict], dict], rows: list[dict]) -> Iterator[dict]
 
 def ingest(
     kind: Kind, paths, out, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES, progress: Progress | None = None,
-    run: Callable[[Callable[[dict], dict], list[dict]], Iterator[dict]] = on_ray,
+    run: Callable[[Callable[[dict], dict], list[dict]], Iterator[dict]] = on_ray, found: Found | None = None,
 ) -> IngestReport:  # fmt: skip
     """Makes the token store `out` from what `kind` finds under `paths`.
 
@@ -99,12 +105,13 @@ def ingest(
             shards, 32 or so but none under 1 MiB, to give every CPU something to do.
         progress: called with (step, inputs done, inputs in all, bytes done) as pieces are finished.
         run: `on_ray`, for which Ray must be initialised unless `reusable` says that nothing is to be done, or `in_process`.
+        found: what `find` says of these very arguments, where that is known already: a large tree takes seconds.
 
     Raises ValueError, in one line, for a wrong input.
     """
-    started = time.monotonic()
+    found = found or find(kind, paths, tokenizer, shard_bytes)
+    started = time.monotonic() - found.seconds
     out = Path(out).resolve()
-    found = find(kind, paths, tokenizer, shard_bytes)
     if (store := unfinished.up_to_date(out, found.identity)) is not None:
         return report(store, started, reused=True)
     if run is on_ray:
@@ -123,34 +130,37 @@ def ingest(
     return report(TokenStore.open(out), started, reused=False)
 
 
-def reusable(kind: Kind, paths, out, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES) -> IngestReport | None:
+def reusable(found: Found, out) -> IngestReport | None:
     """The report of the store `out` if it was made from just this input, else None. Needs no Ray."""
-    started = time.monotonic()
-    store = unfinished.up_to_date(Path(out).resolve(), find(kind, paths, tokenizer, shard_bytes).identity)
+    started = time.monotonic() - found.seconds
+    store = unfinished.up_to_date(Path(out).resolve(), found.identity)
     return None if store is None else report(store, started, reused=True)
 
 
-def find(kind: Kind, paths, tokenizer: str, shard_bytes: int) -> _Input:
-    """The first step, and the identity of all that decides the store."""
+def find(kind: Kind, paths, tokenizer: str = "byte", shard_bytes: int = SHARD_BYTES, appending: bool = False) -> Found:
+    """The first step. What is held out may stand in the store alone where one is appended to."""
+    started = time.monotonic()
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes is {shard_bytes}; it must be at least 1")
     how, value = parse_spec(tokenizer)
     spec = load_tokenizer(value).fingerprint if how == "file" else tokenizer
     files, skipped = kind.find(paths)
+    if not appending:
+        check_matched(files, kind.held_out)
     identity = hashlib.blake2b(json.dumps([_FORMAT, spec, shard_bytes, kind.identity()]).encode(), digest_size=16)
     for file in files:
         identity.update(_stamp(file))
     for entry in skipped:
         identity.update(json.dumps([entry.path, entry.reason]).encode())
-    return _Input(files, skipped, identity.hexdigest())
+    return Found(files, skipped, identity.hexdigest(), time.monotonic() - started)
 
 
 def _stamp(file: SourceFile) -> bytes:
-    return json.dumps([file.name, file.size, file.mtime_ns, file.member]).encode()
+    return json.dumps([file.name, file.size, file.mtime_ns, file.member, file.collection]).encode()
 
 
 def build(
-    kind: Kind, found: _Input, partial: Path, tokenizer: str, shard_bytes: int, progress, run, base: TokenStore | None = None
+    kind: Kind, found: Found, partial: Path, tokenizer: str, shard_bytes: int, progress, run, base: TokenStore | None = None
 ) -> None:
     """The other steps. Behind a `base`: its tokenizer, shards numbered after its own, and a manifest of both."""
     skipped = [asdict(entry) for entry in found.skipped]
@@ -166,6 +176,8 @@ def build(
     if not places:
         first = f"{skipped[-1]['path']} as {skipped[-1]['reason']}"
         raise ValueError(f"nothing to ingest: all {len(found.files):,} inputs were left out, {first}")
+    known = dict(zip(files, facts))
+    places = [replace(place, checksum=known[place.file].checksum) for place in places]
     encoder = base.tokenizer if base else _tokenizer(tokenizer, kind, places, partial, found.identity)
     unfinished.record(partial, found.identity, kind.identity())
     shards = cut(places, shard_bytes)
@@ -175,10 +187,9 @@ def build(
     if base:  # whose list is already the new one if the last run was killed while it swapped them
         skipped = [dict(row) for row in {tuple(row.items()) for row in skipped + base.skipped}]
     skipped.sort(key=lambda row: (row["path"], row["reason"]))
-    known = dict(zip(files, facts))
     write_manifest(
         partial, encoder, [*before, *(Shard(**result["shard"]) for result in results)], skipped,
-        unit=kind.unit, held_out=getattr(kind, "held_out", ()), counts=kind.counts([known[place.file] for place in places]),
+        unit=kind.unit, held_out=kind.held_out, counts=kind.counts([known[place.file] for place in places]),
     )  # fmt: skip
 
 
@@ -236,7 +247,7 @@ class Survey:
                 except Unreadable as error:
                     skipped.append({"path": sources.printable(file.name), "reason": str(error)})
         result = {"facts": facts, "skipped": skipped}
-        unfinished.write_whole(note, json.dumps({"input": stamp, "result": result}))
+        write_whole(note, json.dumps({"input": stamp, "result": result}))
         return result
 
 
@@ -263,7 +274,9 @@ class Encode:
             for place in places:
                 try:
                     document = self.kind.read(place, read(place.file))
-                except Unreadable as error:  # it was readable in the survey
+                    if checksum(document.text) != place.checksum:
+                        raise Unreadable("changed: since it was first read")
+                except Unreadable as error:  # it was readable, and the same, in the survey
                     if self.kind.unit == "collection":
                         raise ValueError(f"{place.name} changed while it was ingested ({error}); run the same command again") from error
                     skipped.append({"path": place.name, "reason": str(error)})
@@ -272,7 +285,7 @@ class Encode:
                 writer.add(place.name, document.source, document.encoding, document.licence, ids, place.collection, document.details)
             shard = writer.close()
         result = {"shard": asdict(shard), "skipped": skipped}
-        unfinished.write_whole(note, json.dumps({"input": stamp, "result": result}))
+        write_whole(note, json.dumps({"input": stamp, "result": result}))
         return result
 
 
@@ -289,7 +302,7 @@ def _input_stamp(kind: Kind, items: list, encoder: Tokenizer | None = None) -> s
     for item in items:
         stamp.update(_stamp(item) if isinstance(item, SourceFile) else _stamp(item.file))
         if isinstance(item, Place):
-            stamp.update(json.dumps([item.name, item.collection, item.first, item.last, item.licence]).encode())
+            stamp.update(json.dumps([item.name, item.collection, item.first, item.last, item.licence, item.checksum]).encode())
     return stamp.hexdigest()
 
 
@@ -308,7 +321,8 @@ def _tokenizer(spec: str, kind: Kind, places: list[Place], partial: Path, identi
 
 def _training_texts(kind: Kind, places: list[Place]) -> Iterator[str]:
     """Texts up to TRAINING_BYTES, of all folders alike; the same for the same names. They come in the rows' order, in
-    which containers are read fastest: it makes no difference to what is trained."""
+    which containers are read fastest: it makes no difference to what is trained. None is held out, unless all are."""
+    places = [place for place in places if held_out_part(place.name, place.collection, kind.held_out) is None] or places
     chosen, left = set(), TRAINING_BYTES
     for i in sorted(range(len(places)), key=lambda i: hashlib.blake2b(places[i].name.encode(), digest_size=8).digest()):
         if left <= 0:

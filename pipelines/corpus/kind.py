@@ -6,6 +6,7 @@ document is a row, or a whole collection: `Kind.unit`.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,8 +14,6 @@ import numpy as np
 
 from pipelines.corpus.sources import Skipped, SourceFile
 from pipelines.corpus.tokenizer import Tokenizer
-
-UNITS = ("row", "collection")
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Facts:
 @dataclass(frozen=True)
 class Place:
     """Where an input stands in the store: its row's path, its collection, and whether it is that one's first or last;
-    and its licence, which may stand in another file."""
+    and its licence, which may stand in another file. `checksum` is what its facts say, filled in by `ingest`."""
 
     file: SourceFile
     name: str
@@ -39,6 +38,7 @@ class Place:
     first: bool = True
     last: bool = True
     licence: str | None = None
+    checksum: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Kind(Protocol):
     """A frozen, picklable dataclass: it travels to the tasks. Every method depends on its arguments alone."""
 
     unit: str
+    held_out: tuple[str, ...]  # patterns (`holdout.held_out_part`) of what is kept from training
 
     def identity(self) -> list:
         """The options that decide the store's bytes (JSON)."""
@@ -88,6 +89,11 @@ class Kind(Protocol):
 
     def counts(self, facts: list[Facts]) -> dict[str, int]:
         """What there is in the rows beside files, bytes and tokens, for the manifest; {} for nothing."""
+
+
+def checksum(text: str) -> str:
+    """What tells texts apart: BLAKE2b, 128 bits."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def encode(parts: list[Part], tokenizer: Tokenizer) -> np.ndarray:

@@ -49,18 +49,18 @@ class Share:
 def repeats(store: TokenStore, documents: np.ndarray, upsample: Upsample) -> np.ndarray:
     """How often an epoch has each of `documents`: int64 [documents], each at least 1."""
     lengths, long, sources = _of(store, documents, upsample.longer_than)
+    kinds = (long, upsample.factor), (~long, 1)
     names = document_names(store)
     order = np.array([_hash(names[d]) for d in documents], np.uint64)
     growth = {}
-    for source in set(sources.tolist()):
-        own = sources == source
-        tokens, more = int(lengths[own].sum()), int(lengths[own & long].sum())
+    for source, own in sources.items():
+        tokens, more = int(lengths[own].sum()), int(lengths[own[long[own]]].sum())
         growth[source] = (tokens + (upsample.factor - 1) * more) / tokens if tokens else 1.0
     most = max(growth.values(), default=1.0)
     found = np.ones(len(documents), np.int64)
     for source, grown in growth.items():
-        for kind, factor in ((long, upsample.factor), (~long, 1)):
-            own = np.flatnonzero((sources == source) & kind)
+        for kind, factor in kinds:
+            own = sources[source][kind[sources[source]]]
             own = own[np.argsort(order[own], kind="stable")]
             whole, part = divmod(factor * most / grown, 1)
             ends = np.cumsum(lengths[own])
@@ -73,13 +73,13 @@ def mix(store: TokenStore, documents: np.ndarray, longer_than: int, times: np.nd
     lengths, long, sources = _of(store, documents, longer_than)
     times = np.ones(len(documents), np.int64) if times is None else times
     tokens = lengths * times
+    total = max(1, int(tokens.sum()))
     return [
         Share(
-            source, int(times[own].sum()), int(tokens[own].sum()), int(tokens[own & long].sum()),
-            float(tokens[own].sum() / max(1, tokens.sum())),
+            source, int(times[own].sum()), int(tokens[own].sum()), int(tokens[own[long[own]]].sum()),
+            int(tokens[own].sum()) / total,
         )
-        for source in sorted(set(sources.tolist()))
-        for own in [sources == source]
+        for source, own in sources.items()
     ]  # fmt: skip
 
 
@@ -89,11 +89,13 @@ def lines(before: list[Share], after: list[Share]) -> list[str]:
     return [f"{was.source}: {told(was)} → {told(now)}" for was, now in zip(before, after)]
 
 
-def _of(store: TokenStore, documents: np.ndarray, longer_than: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each document its tokens, whether it is long, and its source."""
+def _of(store: TokenStore, documents: np.ndarray, longer_than: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Of each document its tokens and whether it is long; and by source, sorted, which of `documents` are its own."""
     lengths = document_lengths(store)[documents]
-    sources = np.array([store.paths(int(row)).partition("/")[0] for row in store.documents[documents]], object)
-    return lengths, lengths > longer_than, sources
+    sources: dict[str, list[int]] = {}
+    for i, row in enumerate(store.documents[documents]):
+        sources.setdefault(store.paths(int(row)).partition("/")[0], []).append(i)
+    return lengths, lengths > longer_than, {name: np.array(own) for name, own in sorted(sources.items())}
 
 
 def _hash(name: str) -> int:

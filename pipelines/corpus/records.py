@@ -5,14 +5,14 @@ A row's name is `root/file.parquet/12`, its bytes the text in UTF-8. A row whose
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow.compute as pc
 
 from pipelines.corpus.decode import Unreadable
-from pipelines.corpus.kind import END, Document, Facts, Part, Place
+from pipelines.corpus.kind import END, Document, Facts, Part, Place, checksum
 from pipelines.corpus.sources import Skipped, SourceFile
 from pipelines.corpus.tables import batches, tables, text_column
 
@@ -26,7 +26,8 @@ class Records:
     """
 
     column: str | None = None
-    unit: str = "row"
+    unit: ClassVar[str] = "row"
+    held_out: ClassVar[tuple[str, ...]] = ()
 
     def identity(self) -> list:
         return ["tables", self.column]
@@ -47,8 +48,7 @@ class Records:
         return files, skipped
 
     def survey(self, file: SourceFile, data: bytes) -> Facts:
-        _utf8(data)
-        return Facts(hashlib.blake2b(data, digest_size=16).hexdigest(), len(data))
+        return Facts(checksum(_utf8(data)), len(data))
 
     def arrange(self, files: list[SourceFile], facts: list[Facts]) -> tuple[list[Place], list[Skipped]]:
         return [Place(file, file.name, file.name.partition("/")[0]) for file in files], []

@@ -27,6 +27,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from pipelines.corpus.store import MANIFEST, SKIPPED, StoreError
 from pipelines.corpus.tokenizer import FILE_NAME
+from pipelines.paths import absolute
 
 _RANGE = 16 << 20
 
@@ -34,6 +35,11 @@ _RANGE = 16 << 20
 def is_remote(address) -> bool:
     """Whether `address` is a URI and no path of this machine."""
     return "://" in str(address)
+
+
+def located(address, what: str) -> str | Path:
+    """A URI as it is, a path made absolute; `what` names it in an error."""
+    return str(address) if is_remote(address) else absolute(address, what)
 
 
 def cache_folder() -> Path:
@@ -68,10 +74,12 @@ def fetch(uri: str) -> Path:
             raise StoreError(f"{uri}/{MANIFEST}: the fingerprint {name!r} or a shard's name is none")
         local = cache_folder() / "stores" / name
         local.mkdir(parents=True, exist_ok=True)
+        # Stores of one fingerprint hold the same rows; what they left out, and counted, may differ.
+        known = (local / MANIFEST).is_file() and (local / MANIFEST).read_bytes() == told
         for name, checksum in {**shards, FILE_NAME: None, SKIPPED: None}.items():
-            if not (local / name).is_file():
+            if not (local / name).is_file() or (name == SKIPPED and not known):
                 _bring(files, f"{folder}/{name}", local / name, checksum, uri)
-        if not (local / MANIFEST).is_file():
+        if not known:
             _place(local / MANIFEST, [told])
         return local
 

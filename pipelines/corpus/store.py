@@ -138,7 +138,7 @@ def write_manifest(
     folder = Path(folder)
     tokenizer.save(folder)
     lines = [json.dumps({"path": row["path"], "reason": row["reason"]}) + "\n" for row in skipped]
-    _write_whole(folder / SKIPPED, "".join(lines))
+    write_whole(folder / SKIPPED, "".join(lines))
     kinds = [row["reason"].partition(":")[0] for row in skipped]
     told = json.dumps([SCHEMA_VERSION, tokenizer.fingerprint, unit, list(held_out)])
     identity = hashlib.blake2b(told.encode(), digest_size=16)
@@ -161,10 +161,11 @@ def write_manifest(
         "skipped": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "shards": [asdict(shard) for shard in shards],
     }
-    _write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Puts a text file in place at once: a reader sees the old one or all of the new one."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(text, encoding="ascii")
     os.replace(temporary, path)
@@ -247,7 +248,7 @@ class TokenStore:
         return self._cell("encoding", i)
 
     def licence(self, i: int) -> str | None:
-        """The SPDX expression that row i declares in its head, or None."""
+        """The SPDX expression that row i is under, by its own line or by the nearest licence file, or None."""
         return self._cell("licence", i)
 
     def text(self, i: int) -> str:

@@ -59,6 +59,8 @@ def tables(paths) -> list[tuple[Path, str]]:
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
         # Beside a saved set stand tables that `map` and `filter` cached.
         files = [file for file in files if not file.name.startswith("cache-")]
+        if path.is_file() and path.suffix not in SUFFIXES:
+            raise ValueError(f"{path}: not called {' or '.join(SUFFIXES)}, which says what kind of table it is; rename it")
         if not files:
             raise ValueError(f"{path}: no {' or '.join(SUFFIXES)} file below it")
         for file in files:

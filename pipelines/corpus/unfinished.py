@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.corpus.store import MANIFEST, SKIPPED, StoreError, TokenStore, shard_name
+from pipelines.corpus.store import MANIFEST, SKIPPED, StoreError, TokenStore, shard_name, write_whole
 from pipelines.corpus.tokenizer import FILE_NAME
 from pipelines.paths import check_folder
 
@@ -57,13 +57,6 @@ def record_moved(partial: Path, out: Path) -> Iterator[None]:
     yield
     told = json.loads((partial / _RECORD).read_text(encoding="ascii"))
     write_whole(out / _RECORD, json.dumps({**told, "identity": "appended"}) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Puts a text file in place at once: a reader sees the old one or all of the new one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="ascii")
-    os.replace(temporary, path)
 
 
 @contextlib.contextmanager

@@ -134,7 +134,8 @@ class WindowPlan:
         In the plan that the tokens were learnt in, this is the very next sequence. In another (another context, overlap or
         corpus) windows are cut and permuted anew, so what is left of the epoch holds some targets twice and misses as many;
         but the epochs keep their length, the order is never read from its start again before it has been read to its end,
-        and the answer depends on the number of tokens alone, not on the mesh.
+        and the answer depends on the number of tokens alone, not on the mesh. What a rewriter added counts among the tokens
+        learnt and not among a plan's targets: by so much, the room it kept free at most, another plan is entered further on.
         """
         pieces = self.pieces
         epoch, rest = divmod(tokens, self.targets)
@@ -169,7 +170,7 @@ class WindowPlan:
         at, room = 0, self.context - sum(span.stop - span.start for span in spans)
         for i, span in enumerate(spans):
             learnt_from = span.start + span.context_only
-            learnt, learnt_rows = self._learnt(span.document, learnt_from, span.stop, room, g // len(self))
+            learnt, learnt_rows = self._learnt(span.document, learnt_from, span.stop, room, g)
             room -= len(learnt) - (span.stop - learnt_from)
             seen, seen_rows = self._ids(span.document, max(span.start - 1, 0), learnt_from)
             first = at + (span.start == 0)  # before the first target stands end_of_text
@@ -208,13 +209,13 @@ class WindowPlan:
             start = end
         return found
 
-    def _learnt(self, document: int, start: int, stop: int, room: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """What is learnt of tokens [start, stop), at most `room` tokens longer than these, and the row of each."""
+    def _learnt(self, document: int, start: int, stop: int, room: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """What sequence `number` learns of tokens [start, stop), at most `room` tokens longer than these, and the row of each."""
         if self.rewriter is None:
             return self._ids(document, start, stop)
         pieces = []
         for row, a, b in self._rows(document, start, stop):
-            place = (self.seed, epoch, row, a)
+            place = (self.seed, number, row, a)  # the number: another epoch, or a repeat in this one, is cut elsewhere
             pieces.append((row, self.rewriter.rewrite(self.store[row], a, b, room, self.store.tokenizer, place)))
             room -= len(pieces[-1][1]) - (b - a)
         return self._joined(pieces)
@@ -238,15 +239,6 @@ def document_names(store: TokenStore) -> list[str]:
     """A document's path, or where it is a collection that one's name."""
     name = store.paths if store.unit == "row" else store.collection
     return [name(int(first)) for first in store.documents[:-1]]
-
-
-def context_lengths(window: Window) -> np.ndarray:
-    """int64 [context]: from how many tokens of its document each target is told, the one before it included; 0 where
-    there is no target. In a strided scoring no target but those of a document's first window has fewer than overlap + 1."""
-    starts = np.flatnonzero(np.diff(window.documents, prepend=window.documents[0] - 1))
-    place = np.arange(len(window.documents))
-    seen = place - np.repeat(starts, np.diff(starts, append=len(place))) + 1
-    return np.where(window.targets != IGNORE, seen, 0)
 
 
 def held_out(store: TokenStore, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

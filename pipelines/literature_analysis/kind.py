@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
 from pipelines.corpus.holdout import held_out_part
-from pipelines.corpus.kind import END, Document, Facts, Part, Place, Special
+from pipelines.corpus.kind import END, Document, Facts, Part, Place, Special, checksum
 from pipelines.corpus.sources import Skipped, SourceFile
 from pipelines.literature_analysis import formats, same, shelves
 from pipelines.literature_analysis.find import find_papers, sibling
@@ -51,15 +50,10 @@ class Papers:
         return "row" if self.shelves == "none" else "collection"
 
     def identity(self) -> list:
-        return ["papers", _RULES, self.shelves, self.shelf_papers, self.shelf_bytes, list(self.held_out)]
+        return ["papers", _RULES, self.shelves, self.shelf_papers, self.shelf_bytes, sorted(self.held_out)]
 
     def find(self, paths) -> tuple[list[SourceFile], list[Skipped]]:
-        files, skipped = find_papers(paths)
-        for pattern in self.held_out:
-            if not any(_matches(file.name, [pattern]) for file in files):
-                names = f"{len(files):,} papers; their names begin like {files[0].name!r}"
-                raise ValueError(f"--hold-out {pattern!r} matches none of {names}")
-        return files, skipped
+        return find_papers(paths)
 
     def survey(self, file: SourceFile, data: bytes) -> Facts:
         paper = _read(file, data)
@@ -81,8 +75,7 @@ class Papers:
             "citations": len(paper.citations),
             "resolved": sum(bool(citation.references) for citation in paper.citations),
         }
-        checksum = hashlib.blake2b(paper.text.encode(), digest_size=16).hexdigest()
-        return Facts(checksum, len(data), paper.licence, more)
+        return Facts(checksum(paper.text), len(data), paper.licence, more)
 
     def arrange(self, files: list[SourceFile], facts: list[Facts]) -> tuple[list[Place], list[Skipped]]:
         doubles = same.duplicates([_known(file, fact) for file, fact in zip(files, facts)])

@@ -39,7 +39,7 @@ import psutil
 from pipelines.corpus.code import Code
 from pipelines.corpus.decode import Unreadable, read_text
 from pipelines.corpus.find import find_code
-from pipelines.corpus.ingest import TRAINING_BYTES, ingest, reusable
+from pipelines.corpus.ingest import TRAINING_BYTES, find, ingest, reusable
 from pipelines.corpus.sources import SourceFile
 from pipelines.corpus.store import TokenStore
 from pipelines.corpus.tokenizer import parse_spec, train_bpe
@@ -223,7 +223,7 @@ def measure(options, folder: Path) -> dict:
 
     ours = table.time(f"ingest, {options.cpus} CPUs", make)
     ray.shutdown()
-    again = table.time("ingest again, nothing changed", lambda: ((report := reusable(KIND, paths, out, str(tokenizer))).bytes, report.tokens))
+    again = table.time("ingest again, nothing changed", lambda: ((report := reusable(find(KIND, paths, str(tokenizer)), out)).bytes, report.tokens))
     store = TokenStore.open(out)
     path_of = {file.name: file.path for file in KIND.find(paths)[0]}
     kept = folder / "kept.txt"

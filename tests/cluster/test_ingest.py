@@ -16,7 +16,7 @@ from pipelines.corpus import ingest as ingesting
 from pipelines.corpus.code import Code
 from pipelines.corpus.decode import Unreadable, read_text
 from pipelines.corpus.find import find_code
-from pipelines.corpus.ingest import cut, ingest, reusable
+from pipelines.corpus.ingest import cut, find, ingest, reusable
 from pipelines.corpus.rules import unwanted
 from pipelines.corpus.sources import SourceFile
 from pipelines.corpus.tokenizer import ByteTokenizer
@@ -104,8 +104,10 @@ def test_unchanged_input_is_used_again_and_changed_input_rebuilt(repo, tmp_path)
     assert time.monotonic() - start < 1
     assert again.reused and (out / "manifest.json").stat().st_ino == inode
     assert (again.files, again.tokens, again.skipped) == (first.files, first.tokens, first.skipped)
-    assert reusable(Code(), [repo], out, shard_bytes=SHARD).tokens == first.tokens
-    assert reusable(Code(), [repo], out, "bpe:300", shard_bytes=SHARD) is None
+    found = find(Code(), [repo], shard_bytes=SHARD)
+    assert reusable(found, out).tokens == first.tokens
+    assert ingest(Code(), [repo], out, shard_bytes=SHARD, found=found).reused
+    assert reusable(find(Code(), [repo], "bpe:300", SHARD), out) is None
 
     (repo / "a" / "f00.py").write_text("changed = True\n")
     assert not ingest(Code(), [repo], out, shard_bytes=SHARD).reused

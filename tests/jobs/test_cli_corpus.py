@@ -74,6 +74,7 @@ def test_what_ingest_refuses_before_it_starts(store, tmp_path):
     assert "made with the tokenizer byte, not bpe:300" in refusal("ingest", "code", repo, "--out", store, "--append", "--tokenizer", "bpe:300")
     assert "made with unit 'row', not 'collection'" in refusal("ingest", "code", repo, "--out", store, "--append", "--unit", "repository")
     assert "no manifest.json" in refusal("ingest", "code", repo, "--out", tmp_path / "none", "--append")
+    assert "can't grow; ingest anew, or make the store with --shelves none" in refusal("ingest", "papers", repo, "--out", store, "--append")
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "t.parquet")
     assert "no column text or content; it has body" in refusal("ingest", "tables", tmp_path / "t.parquet", "--out", tmp_path / "s")
     assert "tiktoken:cl100k:FILE" in refusal("ingest", "code", repo, "--out", tmp_path / "s", "--tokenizer", "tiktoken:x")

@@ -73,6 +73,9 @@ def test_a_piece_whose_ends_are_inside_a_character_stays_plain():  # W6
     for start, stop in ((0, 2), (2, 5), (0, 3)):
         assert Fim(1.0).rewrite(row, start, stop, 9, BYTES, (1,)).tolist() == row[start:stop].tolist()
     assert restored(Fim(1.0).rewrite(row, 1, 4, 9, BYTES, (1,)), BYTES) == "⭢"
+    row = np.array([SEP, *"naïve.py\nx = 1\n".encode()], np.uint16)  # and so does one that begins inside one of its name
+    assert Fim(1.0).rewrite(row, 4, len(row), 9, BYTES, (1,)).tolist() == row[4:].tolist()
+    assert Fim(1.0).rewrite(row, 3, len(row), 9, BYTES, (1,)).tolist() != row[3:].tolist()
 
 
 def test_names_and_control_tokens_stay_in_front_and_behind():
@@ -192,3 +195,9 @@ def test_another_epoch_cuts_elsewhere_and_held_out_windows_stay_plain(tmp_path):
     assert plan.fingerprint != plain.fingerprint and plan.fingerprint == WindowPlan(store, 80, seed=1, rewriter=Fim(0.2)).fingerprint
     with pytest.raises(ValueError, match="the 16 tokens that fill-in-the-middle keeps free"):
         WindowPlan(store, 18, 2, rewriter=Fim(1.0))
+
+
+def test_the_repeats_of_a_document_are_cut_at_different_places(tmp_path):
+    store = build(tmp_path, [["a text of some length, long enough to be cut"]])
+    plan = WindowPlan(store, 80, seed=1, repeats=np.array([6]), rewriter=Fim(1.0))
+    assert len(plan) == 6 and len({plan.read(g).targets.tobytes() for g in range(6)}) >= 5

@@ -1,5 +1,6 @@
 """More inputs for a store that is there."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -132,3 +133,84 @@ def test_a_killed_swap(trees, monkeypatch):
     monkeypatch.undo()
     assert add(trees, "store", "two").files == 24
     assert not (trees / ".store.partial").exists() and os.path.exists(trees / "store" / ".ingest.json")
+
+
+def test_a_killed_record(trees, monkeypatch):
+    make(trees, "store", "one")
+
+    @contextlib.contextmanager
+    def killed(partial, out):
+        (out / ".ingest.json").unlink()
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(appending.unfinished, "record_moved", killed)
+    with pytest.raises(KeyboardInterrupt):
+        add(trees, "store", "two")
+    monkeypatch.undo()
+    assert len(TokenStore.open(trees / "store")) == 24
+    assert add(trees, "store", "two").reused
+    with pytest.raises(ValueError, match="made with options"):
+        append(Code(line_ends="lf"), [trees / "two"], trees / "store", run=in_process)
+    assert not (trees / ".store.partial").exists() and os.path.exists(trees / "store" / ".ingest.json")
+
+
+def test_nothing_of_use_is_an_error_as_in_an_ingest(trees):
+    make(trees, "store", "one")
+    (trees / "three").mkdir()
+    (trees / "three" / "nul.py").write_bytes(b"a\0b")
+    with pytest.raises(ValueError, match="nothing to ingest: all 1 inputs were left out, three/nul.py as binary"):
+        add(trees, "store", "three")
+
+
+def test_an_append_that_ends_while_another_looks_for_its_inputs_loses_nothing(trees, monkeypatch):
+    make(trees, "store", "one")
+    (trees / "three").mkdir()
+    (trees / "three" / "a.py").write_text("three = 3\n")
+    find = appending.find
+
+    def slowly(*arguments, **options):
+        found = find(*arguments, **options)
+        monkeypatch.undo()
+        add(trees, "store", "two")
+        return found
+
+    monkeypatch.setattr(appending, "find", slowly)
+    add(trees, "store", "three")
+    store = TokenStore.open(trees / "store")
+    store.verify()
+    assert sorted({store.paths(i).partition("/")[0] for i in range(len(store))}) == ["one", "three", "two"] and len(store) == 25
+
+
+@pytest.mark.parametrize("unit", ["row", "collection"])
+def test_what_is_held_out_stays_so(trees, unit):
+    kind = Code(unit=unit, held_out=("one", "*/tests"))
+    (trees / "two" / "tests").mkdir()
+    (trees / "two" / "tests" / "test_two.py").write_text("assert two\n")
+    ingest(kind, [trees / "one", trees / "two"], trees / "store", run=in_process)
+    more = trees / "more"
+    (more / "tests").mkdir(parents=True)
+    (more / "new.py").write_text("new = 1\n")
+    (more / "leak.py").write_text((trees / "one" / "f03.py").read_text())
+    (more / "tests" / "known.py").write_text((trees / "two" / "f03.py").read_text())
+    (more / "tests" / "same_side.py").write_text((trees / "one" / "f04.py").read_text())
+    if unit == "collection":
+        with pytest.raises(ValueError, match="more/leak.py is the same text as one/f03.py in .*; leave it out"):
+            append(kind, [more], trees / "store", run=in_process)
+        (more / "leak.py").unlink()
+        (more / "tests" / "known.py").unlink()
+    append(kind, [more], trees / "store", run=in_process)
+    store = TokenStore.open(trees / "store")
+    assert {path for path in texts(store) if path.startswith("more/")} == {"more/new.py", "more/tests/same_side.py"}
+    assert {row["path"]: row["reason"] for row in store.skipped if row["reason"].startswith("held out")} == (
+        {
+            "more/leak.py": "held out: the same text as one/f03.py in the store",
+            "more/tests/known.py": "held out: the same text as two/f03.py in the store",
+        }
+        if unit == "row" else {}
+    )  # fmt: skip
+    assert append(kind, [more], trees / "store", run=in_process).reused
+    (trees / "plain").mkdir()
+    (trees / "plain" / "p.py").write_text("nothing of it is held out\n")
+    append(kind, [trees / "plain"], trees / "store", run=in_process)
+    assert "plain/p.py" in texts(TokenStore.open(trees / "store"))

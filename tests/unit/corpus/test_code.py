@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.corpus import TokenStore
 from pipelines.corpus.code import Code
-from pipelines.corpus.ingest import in_process, ingest
+from pipelines.corpus.ingest import find, in_process, ingest
 from pipelines.corpus.kind import END, Place, Special
 from pipelines.corpus.sources import reading
 from tests.unit.corpus.test_duplicates import words
@@ -195,7 +195,7 @@ def test_a_held_out_folder_is_a_repository_of_its_own(tmp_path):
 def test_wrong_options_are_one_line(tmp_path):
     root = tree(tmp_path / "r", {"a.py": "a"})
     with pytest.raises(ValueError, match=r"--hold-out 'tests' matches none of 1 files; their names begin like 'r/a.py'"):
-        Code(held_out=("tests",)).find([root])
+        find(Code(held_out=("tests",)), [root])
     with pytest.raises(ValueError, match="between 0.5 and 1"):
         Code(near_duplicates=85)
     with pytest.raises(ValueError, match="--licences names"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipelines.corpus.packing import plan_pieces
 from pipelines.corpus.store import ShardWriter, TokenStore, write_manifest
 from pipelines.corpus.tokenizer import ByteTokenizer
-from pipelines.corpus.windows import IGNORE, WindowPlan, context_lengths, document_lengths, document_names, held_out
+from pipelines.corpus.windows import IGNORE, WindowPlan, document_lengths, document_names, held_out
 
 BYTES = ByteTokenizer()
 
@@ -31,6 +31,14 @@ def collections(folder, documents: list[list[int]], per_shard: int = 3, hold_out
             shards.append(writer.close())
     write_manifest(folder, BYTES, shards, [], unit="collection", held_out=hold_out)
     return TokenStore.open(folder)
+
+
+def context_lengths(window) -> np.ndarray:
+    """From how many tokens of its document each target is told, the one before it included; 0 where there is no target."""
+    starts = np.flatnonzero(np.diff(window.documents, prepend=window.documents[0] - 1))
+    place = np.arange(len(window.documents))
+    seen = place - np.repeat(starts, np.diff(starts, append=len(place))) + 1
+    return np.where(window.targets != IGNORE, seen, 0)
 
 
 documents = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=5), min_size=1, max_size=6)
@@ -75,7 +83,7 @@ def test_each_target_once_an_epoch_on_any_mesh_from_any_point(tmp_path_factory, 
     after = [resumed.window(g) for rank in range(dp) for g in range(done + rank, stop, dp)]
     key = lambda window: [(s.document, s.start) for s in window]
     assert sorted(map(key, after)) == sorted(key(plan.window(g)) for g in range(done, stop))
-    assert plan.sequence_after(sum(context > 0 for g in range(done) for context in context_lengths(plan.read(g)))) == done
+    assert plan.sequence_after(sum(int((plan.read(g).targets != IGNORE).sum()) for g in range(done))) == done
 
 
 @given(documents, contexts)
@@ -127,13 +135,6 @@ def test_a_strided_scoring_counts_each_target_once_and_knows_its_context(tmp_pat
         window = max(0, -(-(index - context + 1) // (context - overlap)))
         assert length == index - window * (context - overlap) + 1
         assert length >= min(index + 1, overlap + 1)
-
-
-def test_context_lengths_count_within_a_document(tmp_path):
-    store = collections(tmp_path, [[3], [2, 2]])
-    for positions in ("restart", "continue"):
-        window = WindowPlan(store, 9, positions=positions).read(0)
-        assert context_lengths(window).tolist() == [1, 2, 3, 4, 1, 2, 3, 0, 0]
 
 
 def test_fifty_epochs_keep_two_orders_and_no_more_memory(tmp_path):

@@ -128,3 +128,19 @@ def test_an_object_that_is_gone(repo):
     (repo / ".git/objects" / id[:2] / id[2:]).unlink()
     with reading([file]) as read, pytest.raises(Unreadable, match="unreadable: the repository lacks this object"):
         read(file)
+
+
+def test_a_damaged_object_is_not_read_as_a_shorter_file(repo):
+    text = "".join(f"line {i * 7919 % 104729}\n" for i in range(200_000))
+    tree(repo, {"long.py": text})
+    git(repo, "add", "long.py")
+    git(repo, "commit", "-qm", "3")
+    id = git(repo, "rev-parse", "HEAD:long.py")
+    path = repo / ".git" / "objects" / id[:2] / id[2:]
+    path.chmod(0o644)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    found = [file for file in find_code([f"{repo}@HEAD"])[0] if file.name == "repo/long.py"]
+    assert found[0].size == len(text)
+    with reading(found) as read, pytest.raises(Unreadable, match="unreadable: "):
+        read(found[0])

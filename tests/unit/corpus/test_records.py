@@ -77,11 +77,13 @@ def test_what_is_no_table_is_refused_in_one_line(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not")
     (tmp_path / "empty").mkdir()
     pq.write_table(pa.table({"n": [1], "text": [2]}), tmp_path / "n.parquet")
+    (tmp_path / "n.feather").write_bytes(b"any")
     pq.write_table(pa.table({"text": pa.array([None], pa.string())}), tmp_path / "null.parquet")
     for name, column, said in (
         ("bad.parquet", None, "not a readable table"),
         ("empty", None, "no .parquet or .arrow file below it"),
         ("none", None, "no such file or folder"),
+        ("n.feather", None, "not called .parquet or .arrow"),
         ("n.parquet", None, "column text is int64, not a string; name another with --column"),
         ("n.parquet", "body", "no column body; it has n, text: name one with --column"),
         ("null.parquet", None, "no row with a text under .*: 1 rows seen"),

@@ -87,6 +87,15 @@ def test_another_store_takes_its_place_whole(bucket, tmp_path):
     assert names(uri) == ["manifest.json", "shard-00000.arrow", "skipped.jsonl", "tokenizer.json"]
 
 
+def test_what_was_left_out_is_told_anew_where_the_rows_are_the_same(bucket, tmp_path):
+    uri = f"{bucket}/corpus"
+    for skipped in ([], [{"path": "r/b.bin", "reason": "binary: .bin"}]):
+        build(tmp_path / "a", [["a"]], skipped=skipped)
+        assert remote.put(tmp_path / "a", uri)
+        store = TokenStore.open(uri)
+        assert store.skipped == skipped and sum(store.manifest["skipped"].values()) == len(skipped)
+
+
 def test_an_appended_store_puts_what_is_new_and_never_loses_the_old(bucket, tmp_path):
     uri = f"{bucket}/corpus"
     build(tmp_path / "a", [["a"], ["b"]])
@@ -155,3 +164,15 @@ def test_wrong_bucket_place_and_endpoint_are_one_line(bucket, tmp_path, monkeypa
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match="cannot be reached with the credentials, region and endpoint"):
         TokenStore.open(f"{bucket}/corpus")
+
+
+def test_an_address_stays_one_on_its_way_to_whoever_opens_it(tmp_path, monkeypatch):
+    from pipelines.evaluation import evaluate
+    from pipelines.models.source import Source
+
+    assert remote.located("s3://bucket/store", "--store") == "s3://bucket/store"
+    assert remote.located("store", "--store") == tmp_path.cwd() / "store"
+    (tmp_path / "corpus.json").write_text(json.dumps({"store": "s3://bucket/store"}))
+    monkeypatch.setattr(evaluate, "of_model", lambda source, opened: opened)
+    monkeypatch.setattr(evaluate, "TokenStore", type("Opened", (), {"open": staticmethod(lambda address: address)}))
+    assert evaluate.open_store(Source(tmp_path, tmp_path, None, 1), None) == "s3://bucket/store"

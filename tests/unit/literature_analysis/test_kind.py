@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipelines.corpus.ingest import in_process, ingest
+from pipelines.corpus.ingest import find, in_process, ingest
 from pipelines.corpus.kind import END, Document, Place, Special
 from pipelines.corpus.sources import SourceFile
 from pipelines.corpus.store import TokenStore
@@ -100,4 +100,4 @@ def test_wrong_options(folder):
         with pytest.raises(ValueError, match=message):
             Papers(**options)
     with pytest.raises(ValueError, match="--hold-out 'no' matches none of"):
-        Papers(held_out=("no",)).find([folder])
+        find(Papers(held_out=("no",)), [folder])
