@@ -146,7 +146,7 @@ def corpus() -> None:
 
 @corpus.command("show", epilog="Example: ringspan corpus show corpora/project")
 @click.argument("store")
-@click.option("--most", default=10, show_default=True, help="Most collections, licences and extensions to list; --json has all.")
+@click.option("--most", type=click.IntRange(min=0), default=10, show_default=True, help="Most collections, licences and extensions to list; --json has all.")
 @json_option
 @verbose_option
 def corpus_show(store, most, as_json, verbose) -> None:
@@ -165,7 +165,7 @@ def corpus_show(store, most, as_json, verbose) -> None:
 @json_option
 @verbose_option
 def corpus_verify(store, as_json, verbose) -> None:
-    """Read every byte of a store, shard by shard, and name every shard that isn't as it was written."""
+    """Read every byte of a store, shard by shard, and name every file that isn't as it was written."""
     from pipelines.corpus import remote
     from pipelines.corpus.store import TokenStore, bad_shards
 
@@ -175,7 +175,7 @@ def corpus_verify(store, as_json, verbose) -> None:
     value = {"store": store, "faults": faults}
     if faults:
         answer(as_json, value, "\n".join(faults))
-        raise Stop(f"{store}: {len(faults)} of its shards are not as they were written; the same ingest makes the store anew", FAILED)
+        raise Stop(f"{store}: {len(faults)} of its files are not as they were written; remove the folder and ingest again", FAILED)
     with wrong_input():
         opened = TokenStore.open(folder)
     value |= {"fingerprint": opened.fingerprint, "shards": len(opened.shards), "rows": len(opened), "tokens": opened.tokens}
@@ -187,7 +187,7 @@ def corpus_verify(store, as_json, verbose) -> None:
 @click.option("--count", default=3, show_default=True)
 @click.option("--tokens", default=256, show_default=True, help="Tokens of each place.")
 @click.option("--context", type=int, help="Show whole windows of so many tokens instead, as training sees them.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @json_option
 @verbose_option
 def corpus_sample(store, count, tokens, context, seed, as_json, verbose) -> None:
@@ -197,7 +197,7 @@ def corpus_sample(store, count, tokens, context, seed, as_json, verbose) -> None
 
     with wrong_input():
         opened = TokenStore.open(store)
-        samples = sample_windows(opened, count, context, seed) if context else sample_documents(opened, count, tokens, seed)
+        samples = sample_documents(opened, count, tokens, seed) if context is None else sample_windows(opened, count, context, seed)
     heads = [f"window {s['window']}" if context else f"{s['path']}, tokens {s['start']:,}–{s['stop']:,}" for s in samples]
     answer(as_json, {"store": store, "samples": samples}, "\n".join(f"── {head}\n{s['text']}" for head, s in zip(heads, samples)))
 
