@@ -211,8 +211,10 @@ def corpus_export(store, megatron, as_json, verbose) -> None:
     """Write a store as an indexed dataset of Megatron-LM."""
     from pipelines.corpus.megatron import export_megatron
     from pipelines.corpus.store import TokenStore
+    from pipelines.paths import absolute
 
     with wrong_input():
+        absolute(megatron, "--megatron")
         result = export_megatron(TokenStore.open(store), megatron)
     text = f"{result.documents:,} documents, {result.sequences:,} sequences, {result.tokens:,} tokens as {result.dtype}\n{megatron}.bin, {megatron}.idx"
     answer(as_json, vars(result), text)

@@ -54,12 +54,13 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
 @verbose_option
 def evaluate(checkpoint, store, held_out, documents, context, overlap, actors, out, as_json, verbose) -> None:
     """Loss and perplexity on a store: each token scored once, documents of any length in parallel windows."""
+    from pipelines.corpus.remote import is_remote
     from pipelines.evaluation.evaluate import prepare, score
     from pipelines.evaluation.text import save, table
     from pipelines.paths import absolute, check_folder
 
     with wrong_input():
-        store = absolute(store, "--store") if store is not None else None
+        store = store if store is None or is_remote(store) else absolute(store, "--store")
         found = prepare(Path(checkpoint), store, only_held_out=held_out, documents=documents, context=context, overlap=overlap)
         if out is not None:
             out = absolute(out, "--out")
@@ -87,13 +88,14 @@ def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens
     """Ask questions about a shelf of papers: the sections that tell most, and the model's answer from them."""
     from dataclasses import asdict
 
+    from pipelines.corpus.remote import is_remote
     from pipelines.literature_analysis.analyze import analyze as run_analysis, as_text, open_shelf, prepare
     from pipelines.paths import absolute
 
     with wrong_input():
         if questions is not None:
             asked += tuple(Path(questions).read_text(encoding="utf-8").splitlines())
-        source, shelf = Path(checkpoint), absolute(shelf, "--shelf")
+        source, shelf = Path(checkpoint), shelf if is_remote(shelf) else absolute(shelf, "--shelf")
     with contextlib.ExitStack() as stack:
         with wrong_input():
             store = stack.enter_context(open_shelf(source, shelf, "--shelf"))

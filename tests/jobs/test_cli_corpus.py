@@ -79,6 +79,15 @@ def test_megatron_out_and_in(store, tmp_path):
     assert "no such file" in refusal("corpus", "import", tmp_path / "none", "--tokenizer", "byte", "--out", tmp_path / "y")
 
 
+def test_what_stays_on_this_machine_takes_no_address(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer("corpus", "export", store, "--megatron", tmp_path / "x")
+    assert "an address" in refusal("corpus", "export", store, "--megatron", "s3://bucket/x")
+    assert "an address" in refusal("corpus", "import", tmp_path / "x", "--tokenizer", "byte", "--out", "s3://bucket/x")
+    assert "an address" in refusal("train", "code_completion/tiny", "--set", f"corpus.store={store}", "--out", "s3://bucket/x")
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_what_ingest_refuses_before_it_starts(store, tmp_path):
     repo = tmp_path / "repo"
     assert "made with the tokenizer byte, not bpe:300" in refusal("ingest", "code", repo, "--out", store, "--append", "--tokenizer", "bpe:300")

@@ -130,10 +130,11 @@ def test_a_shard_that_is_not_the_manifests(bucket, tmp_path):  # C2
         TokenStore.open(uri)
     assert "\n" not in str(error.value)
     assert not list((tmp_path / "cache").rglob("*shard-00000*"))  # what is wrong is not kept
-    with files.open_output_stream(f"{folder}/manifest.json") as out:
-        out.write(json.dumps({"shards": []}).encode())
-    with pytest.raises(StoreError, match="not a manifest"):
-        TokenStore.open(uri)
+    for wrong in ({"shards": []}, {"fingerprint": 1, "shards": []}, {"fingerprint": "1", "shards": [{"name": 1, "checksum": 1}]}, []):
+        with files.open_output_stream(f"{folder}/manifest.json") as out:
+            out.write(json.dumps(wrong).encode())
+        with pytest.raises(StoreError, match="not a manifest|cannot be reached"):
+            TokenStore.open(uri)
 
 
 def test_wrong_bucket_place_and_endpoint_are_one_line(bucket, tmp_path, monkeypatch):
@@ -155,3 +156,19 @@ def test_wrong_bucket_place_and_endpoint_are_one_line(bucket, tmp_path, monkeypa
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match="cannot be reached with the credentials, region and endpoint"):
         TokenStore.open(f"{bucket}/corpus")
+
+
+def test_a_run_of_a_store_there_is_evaluated_and_its_shelf_asked(bucket, tmp_path, monkeypatch):
+    from pipelines.evaluation.evaluate import prepare
+    from pipelines.literature_analysis.analyze import open_shelf
+    from tests.unit.untrained import SMALL, untrained_run
+
+    uri = f"{bucket}/store"
+    ours = build(tmp_path / "made", [["a" * 500, "b" * 500, "c" * 500]])
+    remote.put(tmp_path / "made", uri)
+    monkeypatch.chdir(tmp_path)
+    run = untrained_run(tmp_path / "run", f"corpus.store={uri}", "corpus.held_out=0.3", *SMALL)
+    for store in (None, uri):
+        assert prepare(run, store).pieces.store.fingerprint == ours.fingerprint
+    with open_shelf(run, uri) as shelf:
+        assert shelf.fingerprint == ours.fingerprint
