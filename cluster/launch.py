@@ -81,7 +81,13 @@ def connected(cpus: int, verbose: bool = False):
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
     common = dict(log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR)
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(**common)
+        try:
+            ray.init(**common)
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no Ray cluster lets this machine in ({error}); "
+                "start one (ray start --head), or unset RAY_ADDRESS for one that lasts as long as the command"
+            ) from error
     else:  # "local": a head that happens to run on this machine is somebody else's until RAY_ADDRESS says otherwise
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **common)
     if not verbose:

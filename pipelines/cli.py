@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from pipelines.commands import bench, corpus, inference, models, training
-from pipelines.commands.terminal import usage_in_one_line, wrong_input
+from pipelines.commands.terminal import FAILED, Stop, usage_in_one_line, wrong_input
 
 
 class _Commands(click.Group):
@@ -21,7 +21,10 @@ class _Commands(click.Group):
 
     def invoke(self, ctx):
         with usage_in_one_line():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except ConnectionError as error:  # of a cluster or a server that the command needs
+                raise Stop(str(error), FAILED) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

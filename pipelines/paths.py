@@ -22,8 +22,10 @@ def check_folder(path: Path, what: str) -> None:
 def absolute(path: str | os.PathLike, what: str) -> Path:
     """An absolute path, since workers have working directories of their own.
 
-    Raises ValueError for a relative path inside a Ray job, whose working directory is a copy that goes away with it.
+    Raises ValueError for a relative path inside a Ray job, whose working directory is a copy that goes away with it, and for a URI.
     """
+    if "://" in str(path):
+        raise ValueError(f"{what} is {str(path)!r}, an address, where only a path of this machine will do")
     try:
         path = Path(path).expanduser()
     except RuntimeError as error:  # ~name of nobody

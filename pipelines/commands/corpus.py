@@ -152,7 +152,7 @@ def corpus() -> None:
 
 @corpus.command("show", epilog="Example: ringspan corpus show corpora/project")
 @click.argument("store")
-@click.option("--most", default=10, show_default=True, help="Most collections, licences and extensions to list; --json has all.")
+@click.option("--most", type=click.IntRange(min=0), default=10, show_default=True, help="Most collections, licences and extensions to list; --json has all.")
 @json_option
 @verbose_option
 def corpus_show(store, most, as_json, verbose) -> None:
@@ -171,7 +171,7 @@ def corpus_show(store, most, as_json, verbose) -> None:
 @json_option
 @verbose_option
 def corpus_verify(store, as_json, verbose) -> None:
-    """Read every byte of a store (of one in an object store, this machine's copy) and name every shard that isn't as it was written."""
+    """Read every byte of a store (of one in an object store, this machine's copy) and name every file that isn't as it was written."""
     from pipelines.corpus import remote
     from pipelines.corpus.store import TokenStore, bad_shards
 
@@ -182,7 +182,7 @@ def corpus_verify(store, as_json, verbose) -> None:
     if faults:
         answer(as_json, value, "\n".join(faults))
         how = f"remove {folder}, from where it is fetched again" if remote.is_remote(store) else "the same ingest makes the store anew"
-        raise Stop(f"{store}: {len(faults)} of its shards are not as they were written; {how}", FAILED)
+        raise Stop(f"{store}: {len(faults)} of its files are not as they were written; {how}", FAILED)
     with wrong_input():
         opened = TokenStore.open(folder)
     value |= {"fingerprint": opened.fingerprint, "shards": len(opened.shards), "rows": len(opened), "tokens": opened.tokens}
@@ -194,7 +194,7 @@ def corpus_verify(store, as_json, verbose) -> None:
 @click.option("--count", default=3, show_default=True)
 @click.option("--tokens", default=256, show_default=True, help="Tokens of each place.")
 @click.option("--context", type=int, help="Show whole windows of so many tokens instead, as training sees them.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @json_option
 @verbose_option
 def corpus_sample(store, count, tokens, context, seed, as_json, verbose) -> None:
@@ -204,7 +204,7 @@ def corpus_sample(store, count, tokens, context, seed, as_json, verbose) -> None
 
     with wrong_input():
         opened = TokenStore.open(store)
-        samples = sample_windows(opened, count, context, seed) if context else sample_documents(opened, count, tokens, seed)
+        samples = sample_documents(opened, count, tokens, seed) if context is None else sample_windows(opened, count, context, seed)
     heads = [f"window {s['window']}" if context else f"{s['path']}, tokens {s['start']:,}–{s['stop']:,}" for s in samples]
     answer(as_json, {"store": store, "samples": samples}, "\n".join(f"── {head}\n{s['text']}" for head, s in zip(heads, samples)))
 
@@ -218,8 +218,10 @@ def corpus_export(store, megatron, as_json, verbose) -> None:
     """Write a store as an indexed dataset of Megatron-LM."""
     from pipelines.corpus.megatron import export_megatron
     from pipelines.corpus.store import TokenStore
+    from pipelines.paths import absolute
 
     with wrong_input():
+        absolute(megatron, "--megatron")
         result = export_megatron(TokenStore.open(store), megatron)
     text = f"{result.documents:,} documents, {result.sequences:,} sequences, {result.tokens:,} tokens as {result.dtype}\n{megatron}.bin, {megatron}.idx"
     answer(as_json, vars(result), text)

@@ -47,7 +47,8 @@ def usage_in_one_line():
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.UsageError as error:
-        raise Stop(f"{error.format_message()} (see: {error.ctx.command_path} --help)", WRONG_INPUT) from error
+        command = error.ctx.command_path if error.ctx else "ringspan"  # none with an option that lacks its value
+        raise Stop(f"{error.format_message()} (see: {command} --help)", WRONG_INPUT) from error
 
 
 def answer(as_json: bool, value: dict, text, stdout=None) -> None:

@@ -34,6 +34,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     from pipelines import report
     from pipelines.config import load_config
     from pipelines.corpus.mix import lines as mix_lines
+    from pipelines.paths import absolute
     from pipelines.tracking.lines import read_rows
     from pipelines.train import changed_mixes, execute, prepare
     from workers.model.adapter import count_parameters
@@ -46,7 +47,7 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
         config = load_config(source if source is not None else str(Path(resume) / "config.yaml"), assignments)
         name = Path(source).stem if source and Path(source).is_file() else (source or "").replace("/", "-")
         out = out or resume or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        prepared = prepare(config, Path(out), Path(resume) if resume else None)
+        prepared = prepare(config, absolute(out, "--out"), Path(resume) if resume else None)
     run = prepared.job.run
     trained, total = count_parameters(prepared.job.model, prepared.job.adapter)
     click.echo(f"run {run}\nmodel {parameters_line(trained, total)} · record {prepared.uri}", err=True)

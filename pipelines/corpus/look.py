@@ -13,6 +13,7 @@ from pipelines.corpus.store import TokenStore
 from pipelines.corpus.windows import WindowPlan
 
 _NO_EXTENSION, _NO_LICENCE = "(none)", "(none)"
+_LONGEST = 1 << 20  # tokens of a window, mostly padding, that is shown of a small store
 
 
 def overview(store: TokenStore) -> dict:
@@ -88,6 +89,8 @@ def sample_documents(store: TokenStore, count: int, tokens: int, seed: int = 0) 
 def sample_windows(store: TokenStore, count: int, context: int, seed: int = 0) -> list[dict]:
     """The first `count` windows of `context` tokens in the order of training with this seed, as text; `{window, text}`."""
     _check(count, context)
+    if context > max(_LONGEST, store.tokens):
+        raise ValueError(f"a window of {context:,} tokens: {store.address} holds {store.tokens:,}; show at most {max(_LONGEST, store.tokens):,}")
     plan = WindowPlan(store, context, seed=seed)
     return [{"window": g, "text": store.tokenizer.decode(plan.read(g).tokens)} for g in range(min(count, len(plan)))]
 

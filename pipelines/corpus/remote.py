@@ -67,7 +67,7 @@ def fetch(uri: str) -> Path:
         told = files.open_input_file(f"{folder}/{MANIFEST}").read()
         try:
             manifest = json.loads(told)
-            shards, name = {row["name"]: row["checksum"] for row in manifest["shards"]}, manifest["fingerprint"]
+            shards, name = {str(row["name"]): row["checksum"] for row in manifest["shards"]}, str(manifest["fingerprint"])
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{uri}/{MANIFEST}: not a manifest ({error})") from error
         if not name.isalnum() or any("/" in shard for shard in shards):

@@ -23,7 +23,7 @@ import operator
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.corpus.tokenizer import Tokenizer, load_tokenizer
+from pipelines.corpus.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
 
 SCHEMA_VERSION = 2
 MANIFEST, SKIPPED = "manifest.json", "skipped.jsonl"
@@ -266,14 +266,7 @@ class TokenStore:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        recorded = self.manifest["tokenizer"]
-        tokenizer = load_tokenizer(self.folder, name=recorded["name"])
-        if tokenizer.fingerprint != recorded["fingerprint"]:
-            raise StoreError(
-                f"{self.folder}/tokenizer.json: fingerprint {tokenizer.fingerprint}, "
-                f"the store was made with {recorded['fingerprint']}"
-            )
-        return tokenizer
+        return _tokenizer(self.folder, self.manifest["tokenizer"])
 
     @cached_property
     def skipped(self) -> list[dict]:
@@ -334,12 +327,14 @@ class TokenStore:
 
 
 def bad_shards(folder, progress: Callable[[int, int, int], None] | None = None) -> list[str]:
-    """What is wrong with each shard of the store in `folder`, one line each, in order, after reading every byte.
+    """What is wrong with each shard of the store in `folder`, one line each, in order, after reading every byte; and with
+    its tokenizer.
 
     Also of a store that doesn't open. `progress` is called with (shards done, shards in all, bytes done).
     """
     folder = Path(folder)
-    shards = [Shard(**row) for row in read_manifest(folder)["shards"]]
+    manifest = read_manifest(folder)
+    shards = [Shard(**row) for row in manifest["shards"]]
     faults, size = [], 0
     for done, shard in enumerate(shards, start=1):
         path = folder / shard.name
@@ -352,7 +347,18 @@ def bad_shards(folder, progress: Callable[[int, int, int], None] | None = None) 
         size += shard.size
         if progress:
             progress(done, len(shards), size)
+    try:
+        _tokenizer(folder, manifest["tokenizer"])
+    except ValueError as error:
+        faults.append(str(error))
     return faults
+
+
+def _tokenizer(folder: Path, recorded: dict) -> Tokenizer:
+    tokenizer = load_tokenizer(folder, name=recorded["name"])
+    if tokenizer.fingerprint != recorded["fingerprint"]:
+        raise StoreError(f"{folder / FILE_NAME}: fingerprint {tokenizer.fingerprint}, the store was made with {recorded['fingerprint']}")
+    return tokenizer
 
 
 def file_checksum(path) -> str:
@@ -372,11 +378,31 @@ def read_manifest(folder: Path) -> dict:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version = manifest["schema_version"]
+        if version == SCHEMA_VERSION:
+            _check_types(manifest)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path}: not a manifest ({error})") from error
     if version != SCHEMA_VERSION:
         raise StoreError(f"{path}: schema version {version}, this program reads {SCHEMA_VERSION}; ingest again")
     return manifest
+
+
+_TYPES = {
+    "fingerprint": str, "tokenizer": dict, "unit": str, "held_out": list, "counts": dict, "rows": int, "tokens": int, "bytes": int,
+    "skipped": dict, "shards": list,
+}  # fmt: skip
+
+
+def _check_types(manifest: dict) -> None:
+    def check(row: dict, types: dict[str, type]) -> None:
+        for name, kind in types.items():
+            if type(row[name]) is not kind:
+                raise TypeError(f"{name} is {row[name]!r}")
+
+    check(manifest, _TYPES)
+    check(manifest["tokenizer"], {"name": str, "fingerprint": str, "vocab_size": int})
+    for row in manifest["shards"]:
+        check(asdict(Shard(**row)), {field.name: {"str": str, "int": int}[field.type] for field in fields(Shard)})
 
 
 def _schema(dtype: np.dtype, fingerprint: str, index: int) -> pa.Schema:

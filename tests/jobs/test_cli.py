@@ -276,6 +276,17 @@ def test_what_the_parser_refuses_is_one_line_too(arguments, said):
     assert said in refusal(*arguments)
 
 
+def test_a_cluster_that_is_not_there(monkeypatch, repo, tmp_path):
+    def init(**_):
+        raise ConnectionError("Failed to connect to Ray cluster at 127.0.0.1:1")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    result = run("ingest", "code", repo, "--out", tmp_path / "store", "--json")
+    assert result.exit_code == 1 and not result.stdout, result.exception
+    assert result.stderr.splitlines()[-1].startswith("error: RAY_ADDRESS=127.0.0.1:1: no Ray cluster"), result.stderr
+
+
 def test_a_message_of_several_lines_becomes_one(monkeypatch):
     import pipelines.config
 

@@ -42,7 +42,10 @@ def test_sample(store):
     first = answer("corpus", "sample", store, "--count", 4, "--tokens", 30)
     assert first == answer("corpus", "sample", store, "--count", 4, "--tokens", 30) and len(first["samples"]) == 4
     assert "<|endoftext|>" in run("corpus", "sample", store, "--context", 4096).stdout
-    assert "both must be at least 1" in refusal("corpus", "sample", store, "--count", 0)
+    for arguments in (["--count", 0], ["--tokens", -1], ["--context", 0], ["--context", -1]):
+        assert "both must be at least 1" in refusal("corpus", "sample", store, *arguments)
+    assert "show at most 1,048,576" in refusal("corpus", "sample", store, "--context", 10**11)
+    assert "--seed" in refusal("corpus", "sample", store, "--seed", -1) and "--most" in refusal("corpus", "show", store, "--most", -1)
 
 
 def test_verify_lists_every_bad_shard(store):  # C2
@@ -58,7 +61,14 @@ def test_verify_lists_every_bad_shard(store):  # C2
     faults = json.loads(result.stdout)["faults"]
     assert result.exit_code == 1 and [fault.split(": ")[0] for fault in faults] == [str(path) for path in shards[:3]]
     assert ["checksum" in faults[0], "bytes, the manifest says" in faults[1], "missing" in faults[2]] == [True] * 3
-    assert "3 of its shards" in result.stderr
+    assert "3 of its files" in result.stderr
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "\xff"])
+def test_verify_reads_the_tokenizer(store, text):
+    (store / "tokenizer.json").unlink() if text is None else (store / "tokenizer.json").write_text(text, encoding="latin-1")
+    result = run("corpus", "verify", store, "--json")
+    assert result.exit_code == 1 and len(json.loads(result.stdout)["faults"]) == 1 and "1 of its files" in result.stderr
 
 
 def test_megatron_out_and_in(store, tmp_path):
@@ -69,6 +79,15 @@ def test_megatron_out_and_in(store, tmp_path):
     assert "no such file" in refusal("corpus", "import", tmp_path / "none", "--tokenizer", "byte", "--out", tmp_path / "y")
 
 
+def test_what_stays_on_this_machine_takes_no_address(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer("corpus", "export", store, "--megatron", tmp_path / "x")
+    assert "an address" in refusal("corpus", "export", store, "--megatron", "s3://bucket/x")
+    assert "an address" in refusal("corpus", "import", tmp_path / "x", "--tokenizer", "byte", "--out", "s3://bucket/x")
+    assert "an address" in refusal("train", "code_completion/tiny", "--set", f"corpus.store={store}", "--out", "s3://bucket/x")
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_what_ingest_refuses_before_it_starts(store, tmp_path):
     repo = tmp_path / "repo"
     assert "made with the tokenizer byte, not bpe:300" in refusal("ingest", "code", repo, "--out", store, "--append", "--tokenizer", "bpe:300")
@@ -77,5 +96,8 @@ def test_what_ingest_refuses_before_it_starts(store, tmp_path):
     assert "can't grow; ingest anew, or make the store with --shelves none" in refusal("ingest", "papers", repo, "--out", store, "--append")
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "t.parquet")
     assert "no column text or content; it has body" in refusal("ingest", "tables", tmp_path / "t.parquet", "--out", tmp_path / "s")
+    for size in (263, -1, 10**11, "9" * 5000):
+        assert "264 to 1,048,576" in refusal("ingest", "code", repo, "--out", tmp_path / "s", "--tokenizer", f"bpe:{size}")
+    assert "requires an argument" in refusal("ingest", "code", repo, "--out")
     assert "tiktoken:cl100k:FILE" in refusal("ingest", "code", repo, "--out", tmp_path / "s", "--tokenizer", "tiktoken:x")
     assert "cannot be reached" in refusal("ingest", "code", repo, "--out", "ftp://host/x")

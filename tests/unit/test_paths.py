@@ -27,6 +27,11 @@ def test_inside_a_ray_job_a_relative_path_is_refused(monkeypatch):
     assert absolute("~/a", "--out").is_absolute()
 
 
+def test_an_address_is_no_path():
+    with pytest.raises(ValueError, match="--out is 's3://bucket/x', an address"):
+        absolute("s3://bucket/x", "--out")
+
+
 def test_a_link_stays_as_it_was_named(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     assert absolute(tmp_path / "link" / "a", "--out") == tmp_path / "link" / "a"

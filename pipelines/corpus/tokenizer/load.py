@@ -13,6 +13,8 @@ from pipelines.corpus.tokenizer.byte import ByteTokenizer, byte_document
 from pipelines.corpus.tokenizer.library import LibraryTokenizer
 from pipelines.corpus.tokenizer.ranks import PREFIX, parse_ranks, ranks_document
 
+_MOST_IDS = 1 << 20  # the library makes room for all of them beforehand
+
 
 def load_tokenizer(folder_or_file, name: str | None = None) -> Tokenizer:
     """The tokenizer in a store or model folder, in a Hugging Face `tokenizer.json`, or in `tiktoken:` a rank file.
@@ -65,8 +67,8 @@ def parse_spec(spec: str) -> tuple[str, int | Path | str | None]:
     if spec.startswith("bpe:"):
         size = spec.removeprefix("bpe:")
         smallest = 256 + len(SPECIAL)
-        if not size.isascii() or not size.isdigit() or int(size) < smallest:
-            raise ValueError(f"tokenizer {spec!r}: after bpe: comes the number of ids, at least {smallest}: bpe:4096")
+        if not size.isascii() or not size.isdigit() or not smallest <= int(size[:20]) <= _MOST_IDS:
+            raise ValueError(f"tokenizer {spec!r}: after bpe: comes the number of ids, {smallest:,} to {_MOST_IDS:,}: bpe:4096")
         return "bpe", int(size)
     if spec.startswith(PREFIX):
         parse_ranks(spec)

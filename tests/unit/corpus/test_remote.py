@@ -139,10 +139,11 @@ def test_a_shard_that_is_not_the_manifests(bucket, tmp_path):  # C2
         TokenStore.open(uri)
     assert "\n" not in str(error.value)
     assert not list((tmp_path / "cache").rglob("*shard-00000*"))  # what is wrong is not kept
-    with files.open_output_stream(f"{folder}/manifest.json") as out:
-        out.write(json.dumps({"shards": []}).encode())
-    with pytest.raises(StoreError, match="not a manifest"):
-        TokenStore.open(uri)
+    for wrong in ({"shards": []}, {"fingerprint": 1, "shards": []}, {"fingerprint": "1", "shards": [{"name": 1, "checksum": 1}]}, []):
+        with files.open_output_stream(f"{folder}/manifest.json") as out:
+            out.write(json.dumps(wrong).encode())
+        with pytest.raises(StoreError, match="not a manifest|cannot be reached"):
+            TokenStore.open(uri)
 
 
 def test_wrong_bucket_place_and_endpoint_are_one_line(bucket, tmp_path, monkeypatch):
@@ -176,3 +177,19 @@ def test_an_address_stays_one_on_its_way_to_whoever_opens_it(tmp_path, monkeypat
     monkeypatch.setattr(evaluate, "of_model", lambda source, opened: opened)
     monkeypatch.setattr(evaluate, "TokenStore", type("Opened", (), {"open": staticmethod(lambda address: address)}))
     assert evaluate.open_store(Source(tmp_path, tmp_path, None, 1), None) == "s3://bucket/store"
+
+
+def test_a_run_of_a_store_there_is_evaluated_and_its_shelf_asked(bucket, tmp_path, monkeypatch):
+    from pipelines.evaluation.evaluate import prepare
+    from pipelines.literature_analysis.analyze import open_shelf
+    from tests.unit.untrained import SMALL, untrained_run
+
+    uri = f"{bucket}/store"
+    ours = build(tmp_path / "made", [["a" * 500, "b" * 500, "c" * 500]])
+    remote.put(tmp_path / "made", uri)
+    monkeypatch.chdir(tmp_path)
+    run = untrained_run(tmp_path / "run", f"corpus.store={uri}", "corpus.held_out=0.3", *SMALL)
+    for store in (None, uri):
+        assert prepare(run, store).pieces.store.fingerprint == ours.fingerprint
+    with open_shelf(run, uri) as shelf:
+        assert shelf.fingerprint == ours.fingerprint

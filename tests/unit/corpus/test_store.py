@@ -216,6 +216,17 @@ def test_missing_shard_missing_manifest_other_version(pair):
     refused(pair / "b", "not a manifest")
 
 
+@pytest.mark.parametrize("wrong", [None, "x", -0.5, True, [], [1], {}, {"name": 1}, [{"name": "a"}]])
+def test_a_manifest_of_other_types(pair, wrong):
+    whole = (pair / "manifest.json").read_text()
+    for name, right in json.loads(whole).items():
+        if name != "schema_version" and (name in ("tokenizer", "shards") or type(wrong) is not type(right)):
+            edit(pair, lambda manifest: manifest.update({name: wrong}))
+            with pytest.raises(StoreError):
+                TokenStore.open(pair)
+            (pair / "manifest.json").write_text(whole)
+
+
 def test_verify_reads_what_opening_does_not(pair):
     TokenStore.open(pair).verify()
     shard = pair / "shard-00001.arrow"
