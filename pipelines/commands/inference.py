@@ -53,22 +53,29 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
 @json_option
 @verbose_option
 def evaluate(checkpoint, store, held_out, documents, context, overlap, actors, out, as_json, verbose) -> None:
-    """Loss and perplexity on a store: each token scored once, documents of any length in parallel windows."""
+    """Loss and perplexity on a store: each token scored once, documents of any length in parallel windows.
+
+    Goes on record in MLflow, beside the run of the checkpoint if that is.
+    """
+    from pipelines.corpus.remote import is_remote
     from pipelines.evaluation.evaluate import prepare, score
-    from pipelines.evaluation.text import save, table
+    from pipelines.evaluation.text import files, record, save, table
     from pipelines.paths import absolute, check_folder
 
     with wrong_input():
-        store = absolute(store, "--store") if store is not None else None
+        store = absolute(store, "--store") if store is not None and not is_remote(store) else store
         found = prepare(Path(checkpoint), store, only_held_out=held_out, documents=documents, context=context, overlap=overlap)
         if out is not None:
             out = absolute(out, "--out")
             check_folder(out, "--out")
     with _processing(found.source.weights, actors, verbose) as (process, stdout):
-        value = {"checkpoint": str(found.source.weights), "store": str(found.pieces.store.folder), **score(found, process(found.pieces))}
+        value = {"checkpoint": str(found.source.weights), "store": found.pieces.store.address, **score(found, process(found.pieces))}
+        made = files(value)
         if out is not None:
-            save(value, out)
+            save(made, out)
         answer(as_json, value, table(value), stdout)
+    if (info := record(made, found.source)) is not None:
+        click.echo(f"record {info.uri}, run {info.run_name}", err=True)
 
 
 @click.command(epilog="Example: ringspan analyze --checkpoint runs/papers --shelf corpora/papers --question 'What limits the context?'")
@@ -87,13 +94,14 @@ def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens
     """Ask questions about a shelf of papers: the sections that tell most, and the model's answer from them."""
     from dataclasses import asdict
 
+    from pipelines.corpus.remote import is_remote
     from pipelines.literature_analysis.analyze import analyze as run_analysis, as_text, open_shelf, prepare
     from pipelines.paths import absolute
 
     with wrong_input():
         if questions is not None:
             asked += tuple(Path(questions).read_text(encoding="utf-8").splitlines())
-        source, shelf = Path(checkpoint), absolute(shelf, "--shelf")
+        source, shelf = Path(checkpoint), shelf if is_remote(shelf) else absolute(shelf, "--shelf")
     with contextlib.ExitStack() as stack:
         with wrong_input():
             store = stack.enter_context(open_shelf(source, shelf, "--shelf"))
@@ -149,4 +157,13 @@ def _processing(weights: Path, actors: int | None, verbose: bool):
         try:
             yield lambda pieces: process_pieces(pieces, weights, actors), stdout
         except RayError as error:
-            raise Stop(f"the windows could not be processed: {error}", FAILED) from error
+            raise Stop(f"the windows could not be processed: {_told(error)}", FAILED) from error
+
+
+def _told(error) -> str:
+    """What an actor raised, or else how Ray explains the loss of it: that stands last."""
+    from ray.exceptions import RayTaskError
+
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    return str(error).strip().splitlines()[-1]

@@ -35,7 +35,7 @@ class Evaluation:
 
 
 def prepare(
-    path: Path, store: Path | None, *, only_held_out: bool = False, documents: int = 100, context: int | None = None, overlap: int | None = None
+    path: Path, store: Path | str | None, *, only_held_out: bool = False, documents: int = 100, context: int | None = None, overlap: int | None = None
 ) -> Evaluation:
     """Check what is asked for. ``store`` None is the one that the run was trained on.
 
@@ -69,13 +69,13 @@ def blind(model: ModelConfig) -> int:
     return (model.receptive_field or 1) - 1
 
 
-def open_store(source: Source, store: Path | None) -> TokenStore:
-    """The store, or the one that the run was trained on; ValueError when there is none."""
+def open_store(source: Source, store: Path | str | None) -> TokenStore:
+    """The store (a folder or a URI), or the one that the run was trained on; ValueError when there is none."""
     if store is None:
         recorded = source.folder / "corpus.json"
         if not recorded.is_file():
             raise ValueError(f"{source.folder} does not say what it was trained on; name a store with --store")
-        store = Path(read_mapping(recorded)["store"])
+        store = read_mapping(recorded)["store"]
     return of_model(source, TokenStore.open(store))
 
 

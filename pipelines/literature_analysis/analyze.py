@@ -18,6 +18,7 @@ import numpy as np
 
 from pipelines.corpus import TokenStore
 from pipelines.corpus.ingest import in_process, ingest
+from pipelines.corpus.remote import is_remote
 from pipelines.corpus.store import MANIFEST
 from pipelines.corpus.tokenizer import FILE_NAME
 from pipelines.evaluation.evaluate import blind, of_model
@@ -66,9 +67,10 @@ class Answer:
 
 
 @contextlib.contextmanager
-def open_shelf(path: Path, shelf: Path, what: str = "--shelf"):
-    """The token store at ``shelf``, or one made of the papers in that folder with the model's tokenizer, which goes again."""
-    if (shelf / MANIFEST).is_file():
+def open_shelf(path: Path, shelf: Path | str, what: str = "--shelf"):
+    """The token store at ``shelf``, a folder or a URI, or one made of the papers in that folder with the model's tokenizer, which
+    goes again."""
+    if is_remote(shelf) or (shelf / MANIFEST).is_file():
         yield TokenStore.open(shelf)
         return
     if not shelf.is_dir():
