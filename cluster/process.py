@@ -1,11 +1,13 @@
 """Windows of long documents in parallel: Ray Data over actors that hold the model (``workers.inference.process``).
 
 Actors read their windows themselves, through the memory map; only results travel, in order and in bounded memory. An actor
-that dies is started again, as Ray Data does by itself, and its windows are redone.
+that dies is started again and its windows are redone, but not for ever: Ray Data by itself would go on with a window that
+kills every actor it meets, one that is too large for the memory say.
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Iterator, Protocol
 
@@ -13,11 +15,13 @@ import pyarrow as pa
 import ray
 import ray.data
 from ray.data import ExecutionOptions, ExecutionResources
+from ray.util.annotations import RayDeprecationWarning
 
 from cluster.quiet import quiet
 from workers.inference.process import Piece, Result, process
 
 BLOCK_TOKENS = 16_384  # of windows that travel as one task: a task costs Ray some ten milliseconds
+DEATHS = 3  # of an actor, that are mended
 STORE_BYTES = 256 << 20  # the most that results may take on their way
 
 COLUMNS = dict.fromkeys(("number", "document", "start", "context_only"), pa.int64()) | {
@@ -58,21 +62,25 @@ def process_pieces(reader: PieceReader, weights: Path, actors: int | None = None
     """The results of all pieces, in order; Ray must be connected.
 
     ``actors`` hold the model; null is one for each GPU, else for each CPU but one, and never more than there are blocks.
-    Raises what the model raised, and RuntimeError for a result that is not the one that is due.
+    Raises RayError for what the model raised and for an actor that keeps dying, and RuntimeError for a result that is not due.
     """
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     in_block = max(1, BLOCK_TOKENS // reader.context)
     blocks = -(-len(reader) // in_block)
     actors = min(actors or gpus or max(1, int(resources["CPU"]) - 1), blocks)
-    data = ray.data.range(len(reader), override_num_blocks=blocks).map_batches(
-        Processor, fn_constructor_args=(ray.put(reader), weights, 1), batch_size=in_block, batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(size=actors), num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RayDeprecationWarning)  # Ray Data has no other parameter for deaths yet
+        data = ray.data.range(len(reader), override_num_blocks=blocks).map_batches(
+            Processor, fn_constructor_args=(ray.put(reader), weights, 1), batch_size=in_block, batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(size=actors), num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0,
+            max_restarts=DEATHS, max_task_retries=DEATHS,
+        )  # fmt: skip
     data.context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources.for_limits(object_store_memory=STORE_BYTES)
     )
     data.context.enable_progress_bars = False
+    data.context.raise_original_map_exception = True
     due = 0
     with quiet():
         for table in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):

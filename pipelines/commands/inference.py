@@ -53,10 +53,13 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_js
 @json_option
 @verbose_option
 def evaluate(checkpoint, store, held_out, documents, context, overlap, actors, out, as_json, verbose) -> None:
-    """Loss and perplexity on a store: each token scored once, documents of any length in parallel windows."""
+    """Loss and perplexity on a store: each token scored once, documents of any length in parallel windows.
+
+    Goes on record in MLflow, beside the run of the checkpoint if that is.
+    """
     from pipelines.corpus.remote import located
     from pipelines.evaluation.evaluate import prepare, score
-    from pipelines.evaluation.text import save, table
+    from pipelines.evaluation.text import files, record, save, table
     from pipelines.paths import absolute, check_folder
 
     with wrong_input():
@@ -67,9 +70,12 @@ def evaluate(checkpoint, store, held_out, documents, context, overlap, actors, o
             check_folder(out, "--out")
     with _processing(found.source.weights, actors, verbose) as (process, stdout):
         value = {"checkpoint": str(found.source.weights), "store": found.pieces.store.address, **score(found, process(found.pieces))}
+        made = files(value)
         if out is not None:
-            save(value, out)
+            save(made, out)
         answer(as_json, value, table(value), stdout)
+    if (info := record(made, found.source)) is not None:
+        click.echo(f"record {info.uri}, run {info.run_name}", err=True)
 
 
 @click.command(epilog="Example: ringspan analyze --checkpoint runs/papers --shelf corpora/papers --question 'What limits the context?'")
@@ -150,4 +156,13 @@ def _processing(weights: Path, actors: int | None, verbose: bool):
         try:
             yield lambda pieces: process_pieces(pieces, weights, actors), stdout
         except RayError as error:
-            raise Stop(f"the windows could not be processed: {error}", FAILED) from error
+            raise Stop(f"the windows could not be processed: {_told(error)}", FAILED) from error
+
+
+def _told(error) -> str:
+    """What an actor raised, or else how Ray explains the loss of it: that stands last."""
+    from ray.exceptions import RayTaskError
+
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    return str(error).strip().splitlines()[-1]

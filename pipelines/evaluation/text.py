@@ -1,13 +1,17 @@
-"""An evaluation as a table, a figure and a file."""
+"""An evaluation as a table, a figure, and files, which also go on record."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.models.source import Source
 from pipelines.report import log_buckets
+from pipelines.tracking import TrackerInfo, add
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +62,20 @@ def figure(value: dict) -> "Figure":
     return drawn
 
 
-def save(value: dict, out: Path) -> None:
+def files(value: dict) -> dict[str, bytes]:
+    """The evaluation as files, by name."""
+    image = io.BytesIO()
+    figure(value).savefig(image, format="png", dpi=150)
+    return {"evaluation.json": (json.dumps(value, indent=1) + "\n").encode(), "evaluation.png": image.getvalue()}
+
+
+def save(made: dict[str, bytes], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "evaluation.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    figure(value).savefig(out / "evaluation.png", dpi=150)
+    for name, data in made.items():
+        (out / name).write_bytes(data)
+
+
+def record(made: dict[str, bytes], source: Source) -> TrackerInfo | None:
+    """Puts the files on record in MLflow, beside the run whose checkpoint was evaluated, each evaluation in a folder of its own."""
+    folder = f"evaluation/{source.weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return add(source.folder, {f"{folder}/{name}": data for name, data in made.items()})

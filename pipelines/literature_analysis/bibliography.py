@@ -39,11 +39,11 @@ def read_bib(source: str, plain: Plain) -> list[Reference]:
     for found in _STRING.finditer(source):
         value, _ = _value(source, found.end(), strings)
         strings[found[1].lower()] = value
-    entries = []
+    entries, end = [], 0
     for found in _ENTRY.finditer(source):
-        if found[1].lower() in ("comment", "preamble", "string"):
+        if found[1].lower() in ("comment", "preamble", "string") or found.start() < end:
             continue
-        fields = _fields(source, found.end(), strings)
+        fields, end = _fields(source, found.end(), strings)
         known = {name: plain(fields[name]) for name in _ORDER if fields.get(name)}
         if not known:
             continue
@@ -65,12 +65,13 @@ def read_bib(source: str, plain: Plain) -> list[Reference]:
     return entries
 
 
-def _fields(source: str, position: int, strings: dict[str, str]) -> dict[str, str]:
+def _fields(source: str, position: int, strings: dict[str, str]) -> tuple[dict[str, str], int]:
+    """The fields of an entry, and the position after them."""
     fields: dict[str, str] = {}
     while found := _FIELD.match(source, position):
         value, position = _value(source, found.end(), strings)
         fields.setdefault(found[1].lower(), value)
-    return fields
+    return fields, position
 
 
 def _value(source: str, position: int, strings: dict[str, str]) -> tuple[str, int]:

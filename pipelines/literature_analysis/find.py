@@ -13,6 +13,7 @@ import posixpath
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from pipelines.corpus import archives
@@ -141,24 +142,28 @@ def _in_folder(root: Path) -> tuple[list[SourceFile], list[Skipped]]:
 
 
 def _sorted_out(files: list[_File], root: str, text: Callable[[str], str]) -> tuple[list[_File], list[Skipped]]:
-    """The papers among files. One of several files has their size in all, and changes when the last of them does."""
-    sources = {file.below: text(file.below) for file in files if file.below.lower().endswith(_TEX)}
-    mains = sorted(below for below, source in sources.items() if latex.is_main(source))
-    by_folder: dict[str, tuple[str, str]] = {}  # folder of a main file → the first there, and what TeX stands beside it
-    for main in mains:
-        folder = posixpath.dirname(main)
-        beside = [source for below, source in sources.items() if posixpath.dirname(below) == folder]
-        by_folder.setdefault(folder, (main, "".join(beside).lower()))
+    """The papers among files. One of several files has their size in all, and changes when the last of them does.
+
+    Memory: the TeX of a few folders, however many there are.
+    """
+    beside: dict[str, list[str]] = {}  # folder → the TeX files in it
+    for file in files:
+        if file.below.lower().endswith(_TEX):
+            beside.setdefault(posixpath.dirname(file.below), []).append(file.below)
+    mains = {below for names in beside.values() for below in names if latex.is_main(text(below))}
+    by_folder = {posixpath.dirname(main): main for main in sorted(mains, reverse=True)}  # the first main file there
+    spoken_of = lru_cache(maxsize=4)(lambda folder: "".join(map(text, beside[folder])).lower())
     papers: dict[str, _File] = {file.below: file for file in files if file.below in mains}
     skipped: list[Skipped] = []
     for file in files:
         stem, extension = os.path.splitext(posixpath.basename(file.below).lower())
-        main, source = _above(posixpath.dirname(file.below), by_folder)
+        folder = _above(posixpath.dirname(file.below), by_folder)
+        main = by_folder.get(folder)
         name = f"{root}/{file.below}"
         if file.below in mains:
             continue
         # a PDF beside TeX is a figure if that speaks of it, and else the printed paper or another one
-        if main and extension in _PARTS and (extension != ".pdf" or stem in source):
+        if main and extension in _PARTS and (extension != ".pdf" or stem in spoken_of(folder)):
             whole = papers[main]
             papers[main] = _File(main, whole.size + file.size, max(whole.mtime_ns, file.mtime_ns), whole.member)
             skipped.append(Skipped(name, f"part of a paper: {root}/{main}"))
@@ -171,11 +176,11 @@ def _sorted_out(files: list[_File], root: str, text: Callable[[str], str]) -> tu
     return list(papers.values()), skipped
 
 
-def _above(folder: str, by_folder: dict[str, tuple[str, str]]) -> tuple[str, str]:
-    """What the nearest folder, this one or one above it, has."""
+def _above(folder: str, by_folder: dict[str, str]) -> str:
+    """The nearest folder, this one or one above it, that has a main file, or the root."""
     while folder not in by_folder and folder:
         folder = posixpath.dirname(folder)
-    return by_folder.get(folder, ("", ""))
+    return folder
 
 
 def _walk(root: Path) -> tuple[list[_File], list[Skipped]]:

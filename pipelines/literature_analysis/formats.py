@@ -1,8 +1,9 @@
 """From a file's bytes to a paper: what format it is in, by its content, and which reader reads it.
 
-**Decoding**, in this order: a byte order mark of UTF-8 or UTF-16; the encoding that a TeX file's inputenc names; UTF-8;
+**Decoding**, in this order: a byte order mark of UTF-8 or UTF-16; UTF-8; the encoding that a TeX file's inputenc names;
 Windows-1252, which is what papers that aren't UTF-8 are in as a rule, unless it gives a control character. The paper
-keeps the encoding's name. NUL bytes are no text. U+FFFD appears only where the file itself has it.
+keeps the encoding's name. (UTF-8 goes before inputenc: text that merely speaks of inputenc is UTF-8, and so are many TeX
+files that were converted and still name what they were in; Latin-1 with accents is hardly ever valid UTF-8.) NUL bytes are no text. U+FFFD appears only where the file itself has it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipelines.corpus.decode import Unreadable
-from pipelines.literature_analysis import jats, latex, markup, mend, pdf, sets, tei
+from pipelines.literature_analysis import jats, latex, markup, mend, pdf, sets, tei, tree
 from pipelines.literature_analysis.paper import Paper
 from pipelines.literature_analysis.references import identifiers_of_file, year_of
 
@@ -22,11 +23,6 @@ _INPUTENC = re.compile(rb"\\usepackage\[(latin1|latin9|ansinew|cp1252|utf8)\]\{i
 _TEX_ENCODINGS = {
     b"latin1": "latin-1", b"latin9": "iso8859-15", b"ansinew": "cp1252", b"cp1252": "cp1252", b"utf8": "utf-8",
 }  # fmt: skip
-_ROOT = re.compile(
-    r"\s*(?:<\?xml[^>]{0,200}\?>\s*|<!--.{0,5000}?-->\s*|<!DOCTYPE[^\[>]{0,2000}(?:\[.{0,100000}?\]\s*)?>\s*)*"
-    r"<(?:[\w.-]+:)?([\w.-]+)",
-    re.S,
-)
 _ATX = re.compile(r"(?m)^#{1,6}[ \t]+\S")
 _UNDERLINED = re.compile(r"(?m)^\S[^\n]*\n([=\-~^*#+\"])\1{3,}[ \t]*$")
 
@@ -51,14 +47,13 @@ def decode(data: bytes) -> tuple[str, str]:
         text = _strictly(data, encoding)
     elif (at := data.find(b"\0")) >= 0:
         raise Unreadable(f"binary: NUL at position {at:,}")
-    elif declared := _INPUTENC.search(data, 0, 1 << 16):
-        encoding = _TEX_ENCODINGS[declared[1]]
-        text = _strictly(data, encoding)
     else:
         try:
             text, encoding = data.decode("utf-8"), "utf-8"
         except UnicodeDecodeError:
-            text, encoding = _strictly(data, "cp1252"), "cp1252"
+            declared = _INPUTENC.search(data, 0, 1 << 16)
+            encoding = _TEX_ENCODINGS[declared[1]] if declared else "cp1252"
+            text = _strictly(data, encoding)
     return mend.clean(text), encoding
 
 
@@ -84,7 +79,7 @@ def _read_text(text: str, data: bytes, extension: str, name: str, sibling) -> Pa
     if start == "<" and sets.is_sentences(text):
         return sets.read_sentences(text)
     if start == "<" and (extension in (".xml", ".nxml") or text.lstrip()[:5] == "<?xml"):
-        return _read_xml(data, text)
+        return _read_xml(data)
     if extension == ".json" or (start == "{" and extension in (".txt", ".text")):
         if (tree := sets.scirex(text)) is not None:
             return sets.read_scirex(tree)
@@ -92,7 +87,8 @@ def _read_text(text: str, data: bytes, extension: str, name: str, sibling) -> Pa
             raise Unreadable("not a paper: JSON without words, sections and sentences")
     if sets.is_labelled(text):
         return sets.read_labelled(text)
-    if extension in (".tex", ".ltx") or latex.is_main(text[:20_000]):
+    # TeX by another name begins as TeX does: prose that shows a \documentclass is prose
+    if extension in (".tex", ".ltx") or (start in ("\\", "%") and latex.is_main(text[:20_000])):
         if not latex.is_main(text):
             raise Unreadable("not a paper: TeX without \\documentclass")
         return latex.read_latex(text, name.rpartition("/")[2], _reader(sibling))
@@ -109,13 +105,13 @@ def _read_text(text: str, data: bytes, extension: str, name: str, sibling) -> Pa
     return markup.read_plain(text)
 
 
-def _read_xml(data: bytes, text: str) -> Paper:
-    root = _ROOT.match(text)
-    if root and root[1] == "article":
-        return jats.read_jats(data)
-    if root and root[1] == "TEI":
-        return tei.read_tei(data)
-    raise Unreadable(f"not a paper: XML of {root[1] if root else 'no kind'}, neither JATS nor TEI")
+def _read_xml(data: bytes) -> Paper:
+    root = tree.parse(data)
+    if tree.local(root) == "article":
+        return jats.read_jats(root)
+    if tree.local(root) == "TEI":
+        return tei.read_tei(root)
+    raise Unreadable(f"not a paper: XML of {tree.local(root)}, neither JATS nor TEI")
 
 
 def _reader(sibling) -> Callable[[str], str | None]:

@@ -18,9 +18,8 @@ _DROPPED = ("ref-list", "object-id", "graphic", "media")
 _CREATIVE = re.compile(r"creativecommons\.org/(?:licenses/([a-z-]+)/(\d\.\d)|publicdomain/zero/(\d\.\d))")
 
 
-def read_jats(data: bytes) -> Paper:
-    """A paper in JATS. Raises Unreadable."""
-    root = tree.parse(data)
+def read_jats(root) -> Paper:
+    """A paper in JATS, by its root element. Raises Unreadable."""
     meta = tree.find(root, "article-meta")
     draft = Draft("jats")
     references = [_reference(entry) for entry in tree.find_all(root, "ref")]
@@ -32,18 +31,28 @@ def read_jats(data: bytes) -> Paper:
     for abstract in tree.find_all(meta, "abstract"):
         walk.section(abstract, 1, "Abstract")
     for part in root:
-        if tree.local(part) == "body":
-            walk.section(part, 1)
-        elif tree.local(part) in ("back", "floats-group"):
-            for element in part:
-                name = tree.local(element)
-                if name in _SECTIONS:
-                    walk.section(element, 1, _NAMES.get(name))
-                else:
-                    walk.element(element, 1)
+        if tree.local(part) in ("sub-article", "response"):  # of a reviewer, say
+            heading = tree.find(part, "article-title")
+            draft.heading(tree.text_of(heading) if heading is not None else "Sub-article", 1)
+            for below in part:
+                _write(walk, below, 2)
+        else:
+            _write(walk, part, 1)
     heading = tree.find(root, "ref-list", "title")
     draft.write_references(tree.text_of(heading) if heading is not None else "References")
     return draft.finish()
+
+
+def _write(walk: tree.Walk, part, level: int) -> None:
+    if tree.local(part) == "body":
+        walk.section(part, level)
+    elif tree.local(part) in ("back", "floats-group"):
+        for element in part:
+            name = tree.local(element)
+            if name in _SECTIONS:
+                walk.section(element, level, _NAMES.get(name))
+            else:
+                walk.element(element, level)
 
 
 def _keys(element) -> list[str] | None:

@@ -128,14 +128,14 @@ def _given(command: str, source: str) -> str | None:
         _, position = tex.option(source, mark.end())
         read = tex.argument(source, position) if source[position : position + 1] == "{" else None
         found = read[0] if read else found
-    return found and re.sub(r"\\thanks[ ]*\{[^{}]*\}|\\\\(?:\[[^\]]*\])?|\\and\b|\\AND\b", " ", found)
+    return found and re.sub(r"\\thanks[ ]*\{[^{}]*\}|\\\\(?:\[[^\[\]]*\])?|\\and\b|\\AND\b", " ", found)
 
 
 def _references(body: str, stem: str, read: Read, head: str) -> list[Reference]:
     written = body if "\\bibitem" in body else read(f"{stem}.bbl") or ""
     if "\\bibitem" not in written:  # biblatex's .bbl files have none
         names = [name for part in re.findall(r"\\bibliography\{([^{}]*)\}", body) for name in part.split(",")]
-        names += re.findall(r"\\addbibresource(?:\[[^\]]*\])?\{([^{}]*)\}", head + body)
+        names += re.findall(r"\\addbibresource(?:\[[^\[\]]*\])?\{([^{}]*)\}", head + body)
         files = [read(name if name.endswith(".bib") else f"{name}.bib") for name in (name.strip() for name in names)]
         known = {entry.key: entry for file in files if file for entry in reversed(bibliography.read_bib(file, plain))}
         cited = _cited_keys(body)

@@ -20,13 +20,13 @@ from pipelines.literature_analysis.paper import Citation, Draft, Paper, one_line
 from pipelines.literature_analysis.references import Reference, identifiers_in, merged, reference
 
 _ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1{2,}[ \t]*")
-_FIELD = re.compile(r":?([A-Za-z][\w -]*):[ \t]+(\S.*(?:\n[ \t]+\S.*)*)", re.M)
+_FIELD = re.compile(r"^:?([A-Za-z][\w -]*):[ \t]+(\S.*(?:\n[ \t]+\S.*)*)", re.M)
 _FOOTNOTE = re.compile(r"(?m)^\.\. \[([^\]\n]{1,60})\][ \t]*((?:\S.*)?(?:\n(?:[ \t]*\n)*[ \t]+\S.*)*)")
 _RST_MARK = re.compile(r"\[([#*]?[\w.:+-]*)\]_(?!_)|:(pep|rfc):`(?:[^`<\n]*<)?(\d{1,5})[^`\n]*`", re.I)
 _MD_NOTE = re.compile(r"(?m)^\[(\^[^\]\s]{1,60})\]:[ \t]*(\S.*(?:\n(?: {4}|\t)\S.*)*)")
 _MD_MARK = re.compile(r"\[(\^[^\]\s]{1,60})\](?!:)|\[([^\[\]]{0,80}@[^\[\]]{1,200})\]")
 _FRONT = re.compile(r"---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|$)", re.S)
-_LICENCE = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+()\- ]*[\w.+)])")
+_LICENCE = re.compile(r"SPDX-License-Identifier:[ \t]{0,9}([\w.+()\- ]{0,99}[\w.+)])")
 _PUBLIC = re.compile(r"placed in the public domain( or under the\s+CC0-1\.0-Universal license)?", re.I)
 
 

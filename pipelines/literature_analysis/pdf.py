@@ -7,7 +7,8 @@
 4. The title is what is set largest on the first page. A line alone, larger than the text or numbered or known by
    name, is a heading; space above a line or an indent begins a paragraph.
 
-The work is bounded by the characters on a page, not by the clock, so that a file gives the same text on any machine.
+The work is bounded by the characters on a page and in all, not by the clock, so that a file gives the same text on any
+machine: pages may share their content, and a small file be a long book.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import pypdfium2
@@ -27,6 +28,7 @@ from pipelines.literature_analysis.paper import Draft, Paper, one_line
 from pipelines.literature_analysis.references import identifiers_in
 
 _MOST_CHARACTERS = 400_000  # on a page; a densely set one of a newspaper has some 30,000
+_MOST_IN_ALL = 40_000_000  # the proceedings of a large conference have some 20,000,000; minutes of work
 _ITEM = re.compile(r"[•▪◦‣]|\[[^\]\s]{1,30}\][ \t]+\S")
 _HYPHENS = ("\u00ad", "\x02", "\ufffe")  # what PDFium gives for a hyphen at a line's end
 
@@ -52,11 +54,14 @@ def read_pdf(data: bytes) -> Paper:
             raise Unreadable("encrypted: it opens only with a password") from error
         raise Unreadable(f"not a readable PDF: {one_line(str(error))}") from error
     try:
-        pages = [reading_order(_lines(document, number)) for number in range(len(document))]
+        pages, room = [], _MOST_IN_ALL
+        for number in range(len(document)):
+            lines, characters = _lines(document, number)
+            if (room := room - characters) < 0:
+                raise Unreadable(f"too long: more than {_MOST_IN_ALL:,} characters on the first {number + 1:,} of {len(document):,} pages")
+            pages.append(reading_order(lines))
     finally:
         document.close()
-    if not any(line.text.strip() for page in pages for line in page):
-        raise Unreadable(f"no text: its {len(pages)} pages hold none, as scanned ones don't")
     return _paper(pages)
 
 
@@ -98,7 +103,8 @@ def _gutter(lines: list[Line], left: float, right: float) -> float | None:
     return best and best[1]
 
 
-def _lines(document: pypdfium2.PdfDocument, number: int) -> list[Line]:
+def _lines(document: pypdfium2.PdfDocument, number: int) -> tuple[list[Line], int]:
+    """The lines of a page, as PDFium has them, and the number of its characters."""
     try:
         page = document[number]
         text = page.get_textpage()
@@ -147,7 +153,7 @@ def _lines(document: pypdfium2.PdfDocument, number: int) -> list[Line]:
     end()
     text.close()
     page.close()
-    return _joined(lines)
+    return _joined(lines), count
 
 
 def _joined(lines: list[Line]) -> list[Line]:
@@ -171,11 +177,17 @@ def _overlap(first: Line, second: Line) -> float:
 
 
 def _paper(pages: list[list[Line]]) -> Paper:
+    # Signs without a Unicode name come as control characters; a line of nothing else is none.
+    pages = [[replace(line, text=one_line(mend.clean(line.text))) for line in page] for page in pages]
     pages = [[line for line in page if line.text] for page in pages]
+    if not any(pages):
+        raise Unreadable(f"no text: its {len(pages)} pages hold none, as scanned ones don't")
     by_height = [sorted(page, key=lambda line: -line.top) for page in pages]
     dropped = mend.running_heads([[line.text for line in page] for page in by_height])
     heads = [{id(page[i]) for i in places} for page, places in zip(by_height, dropped)]
     pages = [[line for line in page if id(line) not in drop] for page, drop in zip(pages, heads)]
+    if not any(pages):  # nothing but what repeats: then that is the text
+        pages = by_height
     lines = [line for page in pages for line in page]
     sizes = Counter()
     for line in lines:
@@ -187,7 +199,7 @@ def _paper(pages: list[list[Line]]) -> Paper:
     draft.title(mend.hyphens(mend.ligatures("\n".join(line.text for line in title))))
     blocks = _blocks([line for line in lines if not any(line is part for part in title)], body, leading)
     # Whether a hyphen at a line's end belongs to the word is asked of the whole paper, so all blocks go at once.
-    mended = mend.hyphens(mend.ligatures(mend.clean("\f".join("\n".join(b[1]) for b in blocks).replace("\f", "\n\n\n"))))
+    mended = mend.hyphens(mend.ligatures("\n\n\n".join("\n".join(b[1]) for b in blocks)))
     for (level, _), text in zip(blocks, mended.split("\n\n\n")):
         if level is not None:
             draft.heading(text, level)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 _DOI = re.compile(r"\b10\.\d{4,9}/[^\s\"<>{}|\\^`]+")
 _ARXIV = re.compile(
-    r"arxiv(?:\.org)?[^a-z\d]*(?:(?:abs|pdf|preprint)\b[^a-z\d]*(?:arxiv[^a-z\d]*)?)?"
-    r"(\d{4}\.\d{4,5}|[a-z-]+(?:\.[a-z]{2})?/\d{7})",
+    r"arxiv(?:\.org)?[^a-z\d]{0,9}(?:(?:abs|pdf|preprint)\b[^a-z\d]{0,9}(?:arxiv[^a-z\d]{0,9})?)?"
+    r"(\d{4}\.\d{4,5}|[a-z-]{2,12}(?:\.[a-z]{2})?/\d{7})",
     re.I,
 )
 _YEAR = re.compile(r"(?<![\d./-])(1[6-9]\d\d|20\d\d)[a-z]?(?![\d/-])")
@@ -89,9 +89,9 @@ def identifiers_in(text: str) -> dict[str, str]:
 def doi_name(text: str) -> str:
     """A DOI as it is compared: without a resolver before it or punctuation after it, in lower case."""
     name = re.sub(r"^(?:https?://(?:dx\.)?doi\.org/|doi:\s*)", "", text.strip(), flags=re.I).rstrip(".,;:'")
-    while name.endswith((")", "]")) and name.count("(") + name.count("[") < name.count(")") + name.count("]"):
-        name = name[:-1]
-    return name.lower()
+    unopened = name.count(")") + name.count("]") - name.count("(") - name.count("[")
+    closing = len(name) - len(name.rstrip(")]"))
+    return name[: len(name) - max(0, min(unopened, closing))].lower()
 
 
 def identifiers_of_file(stem: str) -> dict[str, str]:

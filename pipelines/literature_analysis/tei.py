@@ -14,9 +14,8 @@ _ID = "{http://www.w3.org/XML/1998/namespace}id"
 _SCHEMES = {"doi": "doi", "arxiv": "arxiv", "pmid": "pmid", "pmcid": "pmcid"}
 
 
-def read_tei(data: bytes) -> Paper:
-    """A paper in TEI. Raises Unreadable."""
-    root = tree.parse(data)
+def read_tei(root) -> Paper:
+    """A paper in TEI, by its root element. Raises Unreadable."""
     header = tree.find(root, "teiHeader")
     draft = Draft("tei")
     draft.references([_reference(entry) for entry in tree.find_all(root, "listBibl", "biblStruct")])
@@ -50,7 +49,7 @@ def _identifier(idno) -> dict[str, str]:
     scheme, text = _SCHEMES.get((idno.get("type") or "").lower()), tree.text_of(idno)
     if scheme is None or not text:
         return {}
-    text = re.sub(r"^arxiv:|v\d+$|\[.*\]$", "", text, flags=re.I).strip() if scheme == "arxiv" else text
+    text = re.sub(r"^arxiv:|v\d+$|\[[^\[\]]*\]$", "", text, flags=re.I).strip() if scheme == "arxiv" else text
     return {scheme: doi_name(text) if scheme == "doi" else text}
 
 

@@ -14,13 +14,14 @@ from functools import lru_cache
 VERBATIM = ("verbatim", "verbatim*", "lstlisting", "minted", "Verbatim", "alltt")
 _VERBATIM = re.compile(r"\\(begin|end)\{(verbatim\*?|lstlisting|minted|Verbatim|alltt|comment|filecontents\*?)\}")
 _COMMENT = re.compile(r"((?<!\\)(?:\\\\)*)%[^\n]*(?:\n(?![ \t]*\n)[ \t]*)?")
+_PERCENT = re.compile(r"(?<!\\)(?:\\\\)*%")
 _SIGN = re.compile(r"\\.|[{}\[\]]", re.S)
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _DEFINITION = re.compile(
-    r"\\(?:(?:re|provide)?newcommand|renewcommand|providecommand|DeclareRobustCommand)\*?[ \t\n]*\{?[ \t]*\\([A-Za-z]+)[ \t]*\}?"
-    r"[ \t\n]*(?:\[(\d)\])?[ \t\n]*(?:\[([^\[\]\n]{0,200})\])?[ \t\n]*(?=\{)"
+    r"\\(?:(?:re|provide)?newcommand|renewcommand|providecommand|DeclareRobustCommand)\*?[ \t\n]{0,9}\{?[ \t]{0,9}\\([A-Za-z]+)[ \t]{0,9}\}?"
+    r"[ \t\n]{0,9}(?:\[(\d)\])?[ \t\n]{0,9}(?:\[([^\[\]\n]{0,200})\])?[ \t\n]{0,9}(?=\{)"
     r"|\\def[ \t]*\\([A-Za-z]+)[ \t]*(?=\{)"
-    r"|\\DeclareMathOperator(\*?)[ \t]*\{?[ \t]*\\([A-Za-z]+)[ \t]*\}?[ \t]*(?=\{)"
+    r"|\\DeclareMathOperator(\*?)[ \t]{0,9}\{?[ \t]{0,9}\\([A-Za-z]+)[ \t]{0,9}\}?[ \t]{0,9}(?=\{)"
 )
 _HARD = re.compile(r"\\(?:def|newcommand|renewcommand|let|if\w*|else|fi|csname|expandafter|begingroup|catcode|futurelet)\b|@|##")
 _MOST_EXPANSIONS, _MOST_TEXT, _DEEPEST, _LONGEST_BODY = 20_000, 8 << 20, 16, 2_000
@@ -56,7 +57,7 @@ def without_comments(tex: str) -> str:
     """TeX without its comments, as TeX reads lines: what follows a comment continues its line, but for a blank line."""
     pieces, position, environment = [], 0, None
     for mark in _VERBATIM.finditer(tex):
-        if environment is None and mark[1] == "begin" and not _commented(tex, mark.start()):
+        if environment is None and mark[1] == "begin" and not _commented(tex, position, mark.start()):
             pieces.append(_COMMENT.sub(r"\1", tex[position : mark.start()]))
             position, environment = mark.start(), mark[2]
         elif environment == mark[2] and mark[1] == "end":
@@ -201,6 +202,7 @@ def _escaped(tex: str, position: int) -> bool:
     return (position - start) % 2 == 1
 
 
-def _commented(tex: str, position: int) -> bool:
-    line = tex[tex.rfind("\n", 0, position) + 1 : position]
-    return re.search(r"(?<!\\)(?:\\\\)*%", line) is not None
+def _commented(tex: str, start: int, position: int) -> bool:
+    """Whether what stands at `position` is inside a comment; none that begins before `start` is still open."""
+    start = max(start, tex.rfind("\n", start, position) + 1)
+    return _PERCENT.search(tex, start, position) is not None

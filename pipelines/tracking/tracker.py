@@ -191,6 +191,28 @@ def send(run_dir: Path, uri: str | None = None) -> TrackerInfo:
         record.close()
 
 
+def add(run_dir: Path, artifacts: dict[str, bytes]) -> TrackerInfo | None:
+    """Puts artifacts, by their names, on record beside what a run that has ended recorded; None where they aren't.
+
+    A run that was never tracked takes none. Where the server is away they wait in the folder, as all else does; that, and a
+    run that is being recorded now or whose folder can't be written, is one warning.
+    """
+    run_dir = Path(run_dir).resolve()
+    if not (run_dir / "tracking.json").exists():
+        return None
+    try:
+        record = Record(run_dir)
+        try:
+            for name, data in artifacts.items():
+                record.keep(name, data)
+        finally:
+            record.close()
+        return send(run_dir)
+    except Exception as error:  # whatever it is, what was to be recorded has been told already
+        logger.warning("%s is not on record beside %s: %s", ", ".join(artifacts), run_dir, first_line(error))
+        return None
+
+
 def git_revision(folder: Path | None = None) -> tuple[str, bool] | None:
     """The commit of `folder` (default: the working directory) and whether it is dirty.
 

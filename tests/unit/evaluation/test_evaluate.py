@@ -1,15 +1,25 @@
 """Strided scoring against losses added up one by one."""
 
+import contextlib
+import json
+import sys
+
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from ray.exceptions import RayTaskError
 
-from pipelines.evaluation.evaluate import Evaluation, prepare, score
+from pipelines.cli import main
+from pipelines.evaluation.evaluate import Evaluation, open_store, prepare, score
 from pipelines.evaluation.pieces import DocumentPieces
+from pipelines.models.source import Source
+from pipelines.tracking import Tracker
 from tests.unit.evaluation.shelves import write_shelves
 from tests.unit.inference.test_process import BYTES
 from tests.unit.model.test_decoder import decoder
 from tests.unit.untrained import SMALL, untrained_run
+from workers.inference.generate import load_decoder
 from workers.inference.process import process
 
 
@@ -70,9 +80,56 @@ def test_what_is_evaluated(run, store):
     assert prepare(run, None, documents=1).names == ["rings"]
 
 
+def test_the_store_of_a_run_may_be_a_uri(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("pipelines.evaluation.evaluate.TokenStore.open", opened.append)
+    monkeypatch.setattr("pipelines.evaluation.evaluate.of_model", lambda source, store: store)
+    (tmp_path / "corpus.json").write_text('{"store": "s3://bucket/papers"}')
+    open_store(Source(tmp_path, tmp_path, None, 1), None)
+    assert opened == ["s3://bucket/papers"]
+
+
 @pytest.mark.parametrize("options, error", [
     (dict(documents=0), "--documents is 0"), (dict(context=0), "--context is 0"), (dict(context=8, overlap=8), "--overlap 8"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(run, options, error):
     with pytest.raises(ValueError, match=error):
         prepare(run, None, **options)
+
+
+def test_what_failed_in_an_actor_is_one_line(run, monkeypatch):
+    def processing(pieces, weights, actors):
+        raise RayTaskError("submit", "Traceback:\n  File …\nValueError: no\nTo change retries, …", ValueError("the window\nis bad")).as_instanceof_cause()
+
+    monkeypatch.setattr("cluster.process.process_pieces", processing)
+    monkeypatch.setattr("cluster.launch.connected", lambda **how: contextlib.nullcontext())
+    done = CliRunner().invoke(main, ["evaluate", "--checkpoint", str(run)])
+    assert done.exit_code == 1 and done.stderr.endswith("error: the windows could not be processed: ValueError: the window is bad\n")
+
+
+def test_the_command_says_it_saves_it_and_puts_it_on_record(run, store, tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def here(weights, actors, verbose):
+        model = load_decoder(weights)
+        yield lambda pieces: (process(model, pieces.read(number)) for number in range(len(pieces))), sys.stdout
+
+    monkeypatch.setattr("pipelines.commands.inference._processing", here)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tracker = Tracker(run, uri, "evaluations", "one")
+    tracker.start({}, {})
+    command = ["evaluate", "--checkpoint", str(run), "--context", "100", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, [*command, "--json"])  # while another process records the run
+    assert done.exit_code == 0, done.output
+    value = json.loads(done.stdout)
+    assert value["targets"] == sum(row["targets"] for row in value["documents"]) == store.tokens and value["store"] == store.address
+    assert json.loads((tmp_path / "out/evaluation.json").read_text()) == value and (tmp_path / "out/evaluation.png").stat().st_size > 10_000
+    assert "record" not in done.stderr and not (run / "record/evaluation").exists()
+    assert tracker.close("FINISHED", 90)
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0 and uri in done.stderr and "each scored once" in done.stdout
+
+    from mlflow import MlflowClient
+
+    (folder,) = MlflowClient(uri).list_artifacts(tracker.info.run_id, "evaluation")
+    kept = MlflowClient(uri).list_artifacts(tracker.info.run_id, folder.path)
+    assert [artifact.path.rpartition("/")[2] for artifact in kept] == ["evaluation.json", "evaluation.png"]

@@ -1,10 +1,16 @@
 """Questions about a shelf: relevance against its definition, sources that are what the model was given."""
 
+import contextlib
+import json
+import sys
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 
+from pipelines.cli import main
 from pipelines.literature_analysis.analyze import analyze, prepare
 from pipelines.literature_analysis.relevance import QuestionPieces, losses_of_questions, nearest, sections_of
 from tests.unit.evaluation.shelves import PAPERS, write_shelves
@@ -115,3 +121,18 @@ def test_the_nearest_are_by_direction_from_the_middle():
 def test_wrong_input_is_refused(run, store, options, error):
     with pytest.raises(ValueError, match=error):
         prepare(run, store, **{"questions": [QUESTION], **options})
+
+
+def test_the_command_takes_a_folder_of_papers(run, tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def processing(weights, actors, verbose):
+        yield here(load_decoder(weights)), sys.stdout
+
+    monkeypatch.setattr("pipelines.commands.inference._processing", processing)
+    (tmp_path / "bread.md").write_text("# Sourdough\n\n## Abstract\n\nYeast makes bread rise.\n\n## Baking\n\nSteam keeps the crust soft.\n")
+    ask = ("analyze", "--checkpoint", str(run), "--shelf", str(tmp_path), "--question", QUESTION, "--sources", "2", "--max-tokens", "8")
+    done = CliRunner().invoke(main, [*ask, "--json"])
+    assert done.exit_code == 0, done.output
+    (answer,) = json.loads(done.stdout)["answers"]
+    assert [source["title"] for source in answer["sources"]] == ["Sourdough"] * 2 and answer["scored"] == 3
+    assert answer["sources"][0]["relevance"] >= answer["sources"][1]["relevance"]

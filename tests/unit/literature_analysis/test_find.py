@@ -5,6 +5,7 @@ import zipfile
 
 import pytest
 
+from pipelines.literature_analysis import find
 from pipelines.literature_analysis.find import find_papers, sibling
 from tests.unit.literature_analysis import papers
 
@@ -44,6 +45,17 @@ def test_a_figure_is_no_paper(tmp_path):
     root = tree(tmp_path / "p", {"main.tex": papers.LATEX + "\\includegraphics{plot}", "plot.pdf": "x"})
     files, skipped = find_papers([root])
     assert [file.name for file in files] == ["p/main.tex"] and skipped[0].reason == "part of a paper: p/main.tex"
+
+
+def test_the_time_is_linear_in_papers(tmp_path):
+    """Many main files in one folder, and a folder for each of many: each file is read a few times at most."""
+    tree(tmp_path / "p", {f"{kind}{n}.{kind}": papers.LATEX for n in range(40) for kind in ("tex", "pdf")})
+    tree(tmp_path / "p", {f"d{n}/{name}": papers.LATEX for n in range(20) for name in ("main.tex", "printed.pdf", "slides.pdf")})
+    read = []
+    files, skipped = find._sorted_out(
+        find._walk(tmp_path / "p")[0], "p", lambda below: read.append(below) or (tmp_path / "p" / below).read_text()
+    )
+    assert len(files) == 40 + 40 + 3 * 20 and not skipped and len(read) <= 3 * 60
 
 
 def test_wrong_inputs(tmp_path):

@@ -71,6 +71,17 @@ def test_the_content_decides():
     assert read(EVERY["sentences.xml"], "a.txt").format == "sentences"
 
 
+def test_a_text_about_tex_is_no_tex():
+    text = "# Notes\n\nBegin so:\n\n    \\documentclass{a}\n    \\begin{document}x\\end{document}\n\nAll of this stays.\n"
+    for name, form in (("a.md", "markdown"), ("a.txt", "text"), ("a.rst", "rst")):
+        paper = read(text.encode(), name)
+        assert paper.format == form and "All of this stays." in paper.text
+
+
+def test_a_title_field_is_one_at_a_lines_start():
+    assert "(title: b" in read(b"Author: a\n(title: b\n\nText.\n", "a.rst").text
+
+
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
@@ -96,6 +107,7 @@ def test_encodings():  # C3
     assert decode("naïve".encode("utf-16")) == ("naïve", "utf-16")
     assert decode(b"na\xefve \x93x\x94") == ("naïve “x”", "cp1252")
     assert decode(b"\\usepackage[latin9]{inputenc} \xa4") == ("\\usepackage[latin9]{inputenc} €", "iso8859-15")
+    assert decode("\\usepackage[latin1]{inputenc} naïve".encode())[0].endswith("naïve")  # converted, or a text about TeX
     assert decode(b"a\r\nb\rc\x0cd\x01") == ("a\nb\nc\nd", "utf-8")
     with pytest.raises(Unreadable, match="undecodable"):
         decode(b"\x81\xff")
@@ -150,3 +162,27 @@ def test_long_nonsense_takes_no_time(name, piece):
     before = time.process_time()
     read((start + piece * (60_000 // len(piece))).encode(), name)
     assert time.process_time() - before < 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.xml", "<?xml version='1.0'?>" + "<!---->" * 60 + "!"),
+        ("a.txt", "T\n\n" + "acgt" * 25_000),
+        ("a.txt", "T\n\nReferences\n\n[1] arxiv" + "-" * 60_000),
+        ("a.txt", "T\n\nReferences\n\n[1] " + "arxiv" * 12_000),
+        ("a.txt", "T\n\nReferences\n\n[1] 10.1000/a" + ")" * 300_000),
+        ("a.tex", "\\documentclass{a}\\newcommand{\\x}" + " " * 20_000 + "x"),
+        ("a.tex", "\\documentclass{a}" + "\\begin{verbatim}\\end{verbatim}" * 10_000),
+        ("a.md", "SPDX-License-Identifier:" + " " * 60_000 + "\n"),
+        ("a.rst", "Title: x\n" + "word " * 20_000),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_one_long_thing_takes_no_time(name, text):
+    before = time.process_time()
+    try:
+        read(text.encode(), name)
+    except Unreadable:
+        assert name == "a.xml"
+    assert time.process_time() - before < 5

@@ -1,7 +1,8 @@
 import pytest
 
 from pipelines.corpus.decode import Unreadable
-from pipelines.literature_analysis.pdf import read_pdf
+from pipelines.literature_analysis import pdf as reader
+from pipelines.literature_analysis.pdf import Line, read_pdf
 from tests.unit.literature_analysis.papers import column, pdf, set_in
 
 LEFT = "The left column tells of an exam- ple in which we define a real-world task and go on for some lines until the end."
@@ -43,6 +44,25 @@ def test_one_column_stays_one():
     lines = set_in(450, "word " * 200 + "end.")
     paper = read_pdf(pdf([column(72, 90, ["A Title of One Column"], 16) + column(72, 130, lines)]))
     assert paper.title == "A Title of One Column" and paper.text.count("word") == 200
+
+
+def test_what_repeats_on_every_page_is_the_text_if_nothing_else_is():
+    assert read_pdf(pdf([column(72, 90, ["All rights reserved."])] * 2)).text.count("All rights reserved.") == 2
+
+
+def test_signs_without_a_name_move_no_text():
+    texts = ["A Title", "First line of it", "\x01", "\x03", "goes on here", "2 Results", "The last words"]
+    lines = [Line(text, 72, 300, 700 - 12 * i - 30 * (i > 4), 710 - 12 * i - 30 * (i > 4), 10.0) for i, text in enumerate(texts)]
+    paper = reader._paper([lines])
+    assert [section.heading for section in paper.sections] == ["2 Results"] and paper.text.endswith("The last words\n")
+    with pytest.raises(Unreadable, match="^no text: "):
+        reader._paper([[Line("\x01", 72, 80, 700, 710, 10.0)]])
+
+
+def test_a_book_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr(reader, "_MOST_IN_ALL", 900)
+    with pytest.raises(Unreadable, match="^too long: more than 900 characters on the first 2 of 3 pages"):
+        read_pdf(pdf([column(72, 90, set_in(450, "word " * 100))] * 3))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ def cited(paper):
 
 
 def test_jats():
-    paper = jats.read_jats(papers.JATS.encode())
+    paper = jats.read_jats(tree.parse(papers.JATS.encode()))
     assert paper.title == "Rings in vivo" and paper.year == 2011 and paper.licence == "CC-BY-4.0"
     assert paper.identifiers == {"doi": "10.1000/jats.1", "pmcid": "PMC123456"}
     assert [(s.level, s.heading) for s in paper.sections] == [(1, "Abstract"), (1, "Methods"), (2, "Mice"), (1, "Acknowledgements"), (1, "References")]
@@ -23,8 +23,14 @@ def test_jats():
     assert paper.references[1].text.startswith("Roe R, More rings, 2003")
 
 
+def test_what_others_wrote_below_an_article_is_kept():
+    part = "<sub-article><front-stub><title-group><article-title>Letter</article-title></title-group></front-stub><body><p>We doubt it.</p></body></sub-article>"
+    paper = jats.read_jats(tree.parse(papers.JATS.replace("</article>", f"{part}</article>").encode()))
+    assert "Letter\nWe doubt it." in paper.text and (1, "Letter") in [(s.level, s.heading) for s in paper.sections]
+
+
 def test_tei():
-    paper = tei.read_tei(papers.TEI.encode())
+    paper = tei.read_tei(tree.parse(papers.TEI.encode()))
     assert paper.title == "Rings by machine" and paper.year == 2019 and paper.licence == "CC0-1.0"
     assert paper.identifiers == {"arxiv": "1903.00001"}
     assert [(s.level, s.heading) for s in paper.sections] == [(1, "Abstract"), (1, "1 Introduction"), (1, "References")]
@@ -45,13 +51,13 @@ LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
 )
 def test_entities_of_the_file_are_not_expanded(dtd, content):
     with pytest.raises(Unreadable, match="^(entity|not well-formed): "):
-        jats.read_jats(f"<!DOCTYPE article [{dtd}]><article><body><p>{content}</p></body></article>".encode())
+        jats.read_jats(tree.parse(f"<!DOCTYPE article [{dtd}]><article><body><p>{content}</p></body></article>".encode()))
 
 
 def test_no_dtd_is_loaded(tmp_path):
     (tmp_path / "x.dtd").write_text('<!ENTITY x "SECRET">')
     with pytest.raises(Unreadable, match="^entity: &x;"):
-        jats.read_jats(f'<!DOCTYPE article SYSTEM "{tmp_path}/x.dtd"><article><body><p>&x;</p></body></article>'.encode())
+        jats.read_jats(tree.parse(f'<!DOCTYPE article SYSTEM "{tmp_path}/x.dtd"><article><body><p>&x;</p></body></article>'.encode()))
 
 
 def test_huge_trees_are_refused():
