@@ -121,6 +121,8 @@ def _ingest(kind, paths, out, tokenizer, append, as_json, verbose) -> None:
                 report = (appending.append if append else corpus.ingest)(kind, paths, out, tokenizer, progress=progress)
             except ValueError as error:
                 raise Stop(str(error), WRONG_INPUT) from error
+            except KeyboardInterrupt as error:
+                raise Stop("stopped; what is finished is kept, the same command goes on", FAILED) from error
             except (OSError, RayError) as error:
                 told = str(error).strip().splitlines()[-1:] if isinstance(error, RayError) else [error]
                 raise Stop(f"ingest failed: {[*told, type(error).__name__][0]}; what is finished is kept, the same command goes on", FAILED) from error

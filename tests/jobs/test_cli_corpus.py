@@ -90,7 +90,7 @@ def test_a_damaged_record_makes_a_store_out_of_date(store, text):
 
 @pytest.mark.parametrize("error, said", [
     (WorkerCrashedError(), "ingest failed"), (OutOfMemoryError("one line\nthe task was killed"), "ingest failed: the task was killed; what"),
-    (OSError("no space"), "ingest failed: no space; what is finished is kept"),
+    (OSError("no space"), "ingest failed: no space; what is finished is kept"), (KeyboardInterrupt(), "stopped; what is finished is kept"),
 ])  # fmt: skip
 def test_an_ingest_that_fails_is_one_line_and_code_1(store, tmp_path, monkeypatch, error, said):
     def fails(*_, **__):
