@@ -118,6 +118,8 @@ def _ingest(kind, paths, out, tokenizer, append, as_json, verbose) -> None:
             if report is None:
                 check_replaceable(out)
     if report is None:
+        from ray.exceptions import RayError
+
         from cluster.launch import connected
 
         with stdout_for_the_answer(), connected(cpus=cpus(), verbose=verbose), bar() as progress:
@@ -125,8 +127,11 @@ def _ingest(kind, paths, out, tokenizer, append, as_json, verbose) -> None:
                 report = make(kind, paths, out, tokenizer, progress=progress)
             except ValueError as error:
                 raise Stop(str(error), WRONG_INPUT) from error
-            except OSError as error:
-                raise Stop(f"ingest failed: {error}; what is finished is kept, the same command goes on", FAILED) from error
+            except KeyboardInterrupt as error:
+                raise Stop("stopped; what is finished is kept, the same command goes on", FAILED) from error
+            except (OSError, RayError) as error:
+                told = str(error).strip().splitlines()[-1:] if isinstance(error, RayError) else [error]
+                raise Stop(f"ingest failed: {[*told, type(error).__name__][0]}; what is finished is kept, the same command goes on", FAILED) from error
     if address:
         try:
             remote.put(out, address)

@@ -34,14 +34,21 @@ def up_to_date(folder: Path, identity: str) -> TokenStore | None:
 
 def recorded(folder: Path) -> str | None:
     """The identity of the input that `folder` is made from."""
-    record = folder / _RECORD
-    return json.loads(record.read_text(encoding="ascii"))["identity"] if record.is_file() else None
+    return _told(folder).get("identity")
 
 
 def recorded_options(folder: Path) -> list | None:
     """The options of the kind that `folder` was made with; None where that isn't on record."""
-    record = folder / _RECORD
-    return json.loads(record.read_text(encoding="ascii")).get("options") if record.is_file() else None
+    return _told(folder).get("options")
+
+
+def _told(folder: Path) -> dict:
+    """The record of `folder`; a damaged one is none."""
+    try:
+        told = json.loads((folder / _RECORD).read_text(encoding="ascii"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def record(partial: Path, identity: str, options: list) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from pipelines.corpus.code import Code
-from pipelines.corpus.ingest import in_process, ingest
+from pipelines.corpus.ingest import in_process, ingest, reusable
 from tests.jobs.test_cli import no_ray, refusal, run  # noqa: F401
 
 
@@ -77,6 +79,27 @@ def test_megatron_out_and_in(store, tmp_path):
     assert result["tokens"] == back["tokens"] == answer("corpus", "show", store)["tokens"] and back["documents"] == 6
     assert "the ids are made already" in refusal("corpus", "import", tmp_path / "m" / "x", "--tokenizer", "bpe:300", "--out", tmp_path / "y")
     assert "no such file" in refusal("corpus", "import", tmp_path / "none", "--tokenizer", "byte", "--out", tmp_path / "y")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "1"])
+def test_a_damaged_record_makes_a_store_out_of_date(store, text):
+    assert reusable(Code(), [store.parent / "repo"], store, shard_bytes=600) is not None
+    (store / ".ingest.json").write_text(text)
+    assert reusable(Code(), [store.parent / "repo"], store, shard_bytes=600) is None
+
+
+@pytest.mark.parametrize("error, said", [
+    (WorkerCrashedError(), "ingest failed"), (OutOfMemoryError("one line\nthe task was killed"), "ingest failed: the task was killed; what"),
+    (OSError("no space"), "ingest failed: no space; what is finished is kept"), (KeyboardInterrupt(), "stopped; what is finished is kept"),
+])  # fmt: skip
+def test_an_ingest_that_fails_is_one_line_and_code_1(store, tmp_path, monkeypatch, error, said):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("cluster.launch.connected", lambda **_: contextlib.nullcontext())
+    monkeypatch.setattr("pipelines.corpus.ingest.ingest", fails)
+    result = run("ingest", "code", tmp_path / "repo", "--out", tmp_path / "new")
+    assert result.exit_code == 1 and said in result.stderr.splitlines()[-1], (result.stderr, result.exception)
 
 
 def test_what_stays_on_this_machine_takes_no_address(store, tmp_path, monkeypatch):
