@@ -13,7 +13,7 @@ setup(
     packages=find_packages(include=["workers", "workers.*", "cluster", "cluster.*", "pipelines", "pipelines.*"]),
     package_data={"pipelines": ["presets/**/*.yaml"]},
     install_requires=[
-        "ray[default,data,train]>=2.60,<3",
+        "ray[default,data,train]>=2.60,<2.64",  # 2.64 takes back how an actor pool is told its limits
         "torch>=2.13,<3",
         "pyarrow>=17,<26",  # mlflow refuses 26
         "mlflow>=3.17,<4",

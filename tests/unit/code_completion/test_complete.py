@@ -2,12 +2,10 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from pipelines.code_completion.complete import complete
-from pipelines.config import load_config
 from pipelines.models.source import checkpoint_of
 from tests.unit.untrained import SMALL, untrained_run
 from workers.inference import generate as generation

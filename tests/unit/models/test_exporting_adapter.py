@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from pipelines.config import load_config
-from pipelines.corpus.tokenizer import load_tokenizer
 from pipelines.models.exporting import export_adapter, export_model
 from pipelines.models.importing import import_model
 from pipelines.train import _write_run_folder, prepare

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import json
 from pathlib import Path
 
 import gguf
