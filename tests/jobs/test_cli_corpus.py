@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from pipelines.corpus.code import Code
-from pipelines.corpus.ingest import in_process, ingest, reusable
+from pipelines.corpus.ingest import find, in_process, ingest, reusable
 from tests.jobs.test_cli import no_ray, refusal, run  # noqa: F401
 
 
@@ -83,9 +83,10 @@ def test_megatron_out_and_in(store, tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "1"])
 def test_a_damaged_record_makes_a_store_out_of_date(store, text):
-    assert reusable(Code(), [store.parent / "repo"], store, shard_bytes=600) is not None
+    found = find(Code(), [store.parent / "repo"], shard_bytes=600)
+    assert reusable(found, store) is not None
     (store / ".ingest.json").write_text(text)
-    assert reusable(Code(), [store.parent / "repo"], store, shard_bytes=600) is None
+    assert reusable(found, store) is None
 
 
 @pytest.mark.parametrize("error, said", [
