@@ -186,7 +186,7 @@ def corpus_verify(store, as_json, verbose) -> None:
     value = {"store": store, "faults": faults}
     if faults:
         answer(as_json, value, "\n".join(faults))
-        how = f"remove {folder}, from where it is fetched again" if remote.is_remote(store) else "the same ingest makes the store anew"
+        how = f"remove {folder}, from where it is fetched again" if remote.is_remote(store) else "remove the folder and ingest again"
         raise Stop(f"{store}: {len(faults)} of its files are not as they were written; {how}", FAILED)
     with wrong_input():
         opened = TokenStore.open(folder)

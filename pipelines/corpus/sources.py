@@ -20,8 +20,8 @@ class SourceFile:
     """An input: absolute path; name in the corpus, `root/relative/path` with `/`; bytes; modification time.
 
     `member` is what of the container `path` it is, None where it is the whole file: a place in an archive, or in a
-    repository `commit:blob`, in a table `column:row`. `collection` is the repository that it belongs to, a leading part of its name, where that
-    is known on finding it.
+    repository `commit:blob`, in a table `column:row`. `collection` is the repository that it belongs to, a leading part
+    of its name, where that is known on finding it.
     """
 
     path: str

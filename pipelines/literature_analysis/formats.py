@@ -3,7 +3,8 @@
 **Decoding**, in this order: a byte order mark of UTF-8 or UTF-16; UTF-8; the encoding that a TeX file's inputenc names;
 Windows-1252, which is what papers that aren't UTF-8 are in as a rule, unless it gives a control character. The paper
 keeps the encoding's name. (UTF-8 goes before inputenc: text that merely speaks of inputenc is UTF-8, and so are many TeX
-files that were converted and still name what they were in; Latin-1 with accents is hardly ever valid UTF-8.) NUL bytes are no text. U+FFFD appears only where the file itself has it.
+files that were converted and still name what they were in; Latin-1 with accents is hardly ever valid UTF-8.) NUL bytes
+are no text. U+FFFD appears only where the file itself has it.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_verify_lists_every_bad_shard(store):  # C2
     faults = json.loads(result.stdout)["faults"]
     assert result.exit_code == 1 and [fault.split(": ")[0] for fault in faults] == [str(path) for path in shards[:3]]
     assert ["checksum" in faults[0], "bytes, the manifest says" in faults[1], "missing" in faults[2]] == [True] * 3
-    assert "3 of its files" in result.stderr
+    assert "3 of its files" in result.stderr and "remove the folder and ingest again" in result.stderr
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "\xff"])
