@@ -284,6 +284,21 @@ class TokenStore:
         kind = _schema(_dtype(self.vocab_size), "", 0).field(name).type
         return pa.chunked_array([batch.column(name) for batch in self._batches], kind)
 
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """int64 [rows + 1]: the tokens of the store before each row, and all."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def rows_between(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Tokens [start, stop), counted through all rows, as (row, first, last + 1 in that row); no empty parts."""
+        found, row = [], int(np.searchsorted(self.starts, start, side="right")) - 1
+        while start < stop:
+            begin, end = int(self.starts[row]), min(stop, int(self.starts[row + 1]))
+            if start < end:
+                found.append((row, start - begin, end - begin))
+            start, row = end, row + 1
+        return found
+
     def _locate(self, i: int) -> tuple[int, int]:
         count, i = self._first[-1], operator.index(i)
         if not -count <= i < count:

@@ -83,8 +83,6 @@ class WindowPlan:
         self.store, self.context, self.overlap, self.seed, self.positions = store, context, overlap, seed, positions
         self.documents = None if documents is None else _checked(documents, len(store.documents) - 1)
         self.repeats, self.rewriter = repeats, rewriter
-        self._row_starts = np.concatenate([[0], np.cumsum(store.lengths)])
-        self._starts = self._row_starts[store.documents]  # of each document, in tokens of the store
         lengths = document_lengths(store) if documents is None else document_lengths(store)[self.documents]
         used = np.arange(len(lengths)) if repeats is None else np.repeat(np.arange(len(lengths)), repeats)
         self.pieces = plan_pieces(lengths[used], *self._room())
@@ -200,14 +198,8 @@ class WindowPlan:
 
     def _rows(self, document: int, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Tokens [start, stop) of a document as (row of the store, first, last + 1 in that row)."""
-        start, stop = start + int(self._starts[document]), stop + int(self._starts[document])
-        found = []
-        while start < stop:
-            row = int(np.searchsorted(self._row_starts, start, side="right")) - 1
-            begin, end = int(self._row_starts[row]), min(stop, int(self._row_starts[row + 1]))
-            found.append((row, start - begin, end - begin))
-            start = end
-        return found
+        before = int(self.store.starts[self.store.documents[document]])
+        return self.store.rows_between(start + before, stop + before)
 
     def _learnt(self, document: int, start: int, stop: int, room: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """What sequence `number` learns of tokens [start, stop), at most `room` tokens longer than these, and the row of each."""
@@ -232,7 +224,7 @@ class WindowPlan:
 
 def document_lengths(store: TokenStore) -> np.ndarray:
     """Tokens of each document, int64 [documents]."""
-    return np.diff(np.concatenate([[0], np.cumsum(store.lengths)])[store.documents])
+    return np.diff(store.starts[store.documents])
 
 
 def document_names(store: TokenStore) -> list[str]:

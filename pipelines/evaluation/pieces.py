@@ -31,10 +31,9 @@ class DocumentPieces:
         self.store, self.context, self.blind = store, context, blind
         self._segment, self._marks = segment, marks
         rows = store.documents if (unit or store.unit) == "collection" else np.arange(len(store) + 1)
-        self._offsets = np.concatenate([[0], np.cumsum(store.lengths)])
         self.documents = np.asarray(documents, np.int64)
         self.first_row, self.last_row = rows[self.documents], rows[self.documents + 1]
-        lengths = self._offsets[self.last_row] - self._offsets[self.first_row]
+        lengths = self.store.starts[self.last_row] - self.store.starts[self.first_row]
         pieces = plan_pieces(lengths, context, context // 8 if overlap is None else overlap)
         order = np.lexsort((pieces.start, pieces.document))
         self._document, self._start, self._stop, self._context_only = (
@@ -47,20 +46,19 @@ class DocumentPieces:
 
     def tokens(self, document: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, stop) of the document and the row, counted in the document, of each: int32 [n] twice."""
-        first, offsets = self.first_row[document], self._offsets
-        start, stop = start + offsets[first], stop + offsets[first]
+        first = int(self.first_row[document])
+        before = int(self.store.starts[first])
         ids, rows = np.empty(stop - start, np.int32), np.empty(stop - start, np.int32)
-        row, at = int(np.searchsorted(offsets, start, "right")) - 1, start
-        while at < stop:
-            end = min(stop, offsets[row + 1])
-            ids[at - start : end - start] = self.store[row][at - offsets[row] : end - offsets[row]]
-            rows[at - start : end - start] = row - first
-            row, at = row + 1, end
+        at = 0
+        for row, a, b in self.store.rows_between(before + start, before + stop):
+            ids[at : at + b - a] = self.store[row][a:b]
+            rows[at : at + b - a] = row - first
+            at += b - a
         return ids, rows
 
     def edges(self, document: int) -> np.ndarray:
         """Where the segments of a document begin, int64, the first at 0."""
-        length = self._offsets[self.last_row[document]] - self._offsets[self.first_row[document]]
+        length = self.store.starts[self.last_row[document]] - self.store.starts[self.first_row[document]]
         if not self._marks:
             return np.arange(0, length, self._segment)
         found = np.flatnonzero(np.isin(self.tokens(document, 0, length)[0], self._marks))
