@@ -6,7 +6,7 @@
 
 Each row is one run of ``train`` in processes of its own: the peak resident size of the largest rank after the last backward
 (with weights, optimizer state and PyTorch itself), CPU seconds of rank 0 for forward and backward of the last step, and its
-loss and gradient norm, which only ``compress`` may change. Tokens are random, or with ``--init`` (a Hugging Face model
+loss and gradient norm, which only ``compress`` may change (those of every step are in the JSON). Tokens are random, or with ``--init`` (a Hugging Face model
 folder, whose weights are the start) this project's sources in the model's own tokenizer.
 
 ``--loss`` measures the loss alone at 131,072 tokens and a vocabulary of 49,152: what forward and backward take beyond their
@@ -58,10 +58,10 @@ def measure(case: str, model: dict, length: int, precision: str, options) -> dic
             "training_run", options.ring, timeout=options.timeout, model=model, training=training, mesh={"ring": options.ring}, run=run,
             memory=memory, init=options.init,
         )  # fmt: skip
-        last = json.loads((Path(run) / "metrics.jsonl").read_text().splitlines()[-1])
+        steps = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     return {
         "case": case, "tokens": length, "precision": precision, "peak_gib": max(rank["peak_bytes"] for rank in ranks) / GIB,
-        "cpu_seconds": ranks[0]["pass_seconds"], "loss": last["loss"], "grad_norm": last["grad_norm"],
+        "cpu_seconds": ranks[0]["pass_seconds"], "losses": [step["loss"] for step in steps], "grad_norms": [step["grad_norm"] for step in steps],
     }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def switches(options) -> dict:
                 ratio = f"{row['cpu_seconds'] / plain['cpu_seconds']:6.2f}" if plain else f"{'':>6}"
                 print(
                     f"{case:>15} {length:>7} {precision:>5} | {row['peak_gib']:9.3f} {saved} {row['cpu_seconds']:9.1f} {ratio} "
-                    f"{row['loss']:12.8f} {row['grad_norm']:12.8f}", file=sys.stderr, flush=True,
+                    f"{row['losses'][-1]:12.8f} {row['grad_norms'][-1]:12.8f}", file=sys.stderr, flush=True,
                 )  # fmt: skip
     return {"benchmark": "switches", "model": model, "ring": options.ring, "steps": options.steps, "rows": rows, "failed": failed}
 
