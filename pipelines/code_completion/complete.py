@@ -24,11 +24,13 @@ class Completion:
 
 
 def complete(
-    path: Path, repo: Path, at: str, *, new_tokens: int = 64, temperature: float = 0.0, seed: int = 0, context: int | None = None
+    path: Path, repo: Path, at: str, *, new_tokens: int = 64, temperature: float = 0.0, seed: int = 0, context: int | None = None,
+    gitignore: bool = True,
 ) -> Completion:
     """The text that the model at ``path`` (a run, a checkpoint or a model folder) puts at ``at`` (``FILE:LINE:COL``) of the repository.
 
-    ``context`` is the most tokens of prompt and answer, by default (and at most) the length the model was trained at.
+    ``context`` is the most tokens of prompt and answer, by default (and at most) the length the model was trained at. Files
+    that the repository's .gitignore files exclude are not shown to the model where ``gitignore``.
     Raises ValueError for input that is wrong, before the model is loaded.
     """
     source = open_source(path)
@@ -50,7 +52,7 @@ def complete(
     if tokenizer.end_of_text >= source.model.vocab_size:
         raise ValueError(f"{source.folder} has no id for <|endoftext|>, which stands before each file; import the model with --special-tokens")
     form = Form(source.unit, template(tokenizer) if source.infill else None)
-    prompt = build_prompt(repo, cursor, tokenizer, context - new_tokens, form)
+    prompt = build_prompt(repo, cursor, tokenizer, context - new_tokens, form, gitignore)
     return _answer(prompt, source, tokenizer, new_tokens, temperature, seed)
 
 

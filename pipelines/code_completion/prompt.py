@@ -81,7 +81,7 @@ def text_around(cursor: Cursor) -> tuple[str, str, str]:
     return before, text[len(before) :], "\r\n" if crlf else "\n"
 
 
-def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int, form: Form = Form()) -> Prompt:
+def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int, form: Form = Form(), gitignore: bool = True) -> Prompt:
     """At most ``budget`` ids: other files of the repository as ``select`` chooses them, and last the cursor's file.
 
     Its text is cut at its head if need be. A model that learnt to fill in the middle is told what stands behind the
@@ -90,7 +90,7 @@ def build_prompt(repo: Path, cursor: Cursor, tokenizer: Tokenizer, budget: int, 
     """
     before, after, newline = text_around(cursor)
     try:
-        found, _ = find_code([repo])
+        found, _ = find_code([repo], gitignore=gitignore)
     except ValueError:  # nothing but the cursor's file, which need not be source code
         found = []
     files = Files(repo, cursor.file, found)

@@ -14,6 +14,7 @@ from pipelines.commands.terminal import (
     answer,
     bar,
     cpus,
+    gitignore_option,
     json_option,
     stdout_for_the_answer,
     verbose_option,
@@ -36,7 +37,7 @@ def ingest() -> None:
 @click.option("--line-ends", type=click.Choice(["keep", "lf"]), default="keep", show_default=True)
 @click.option("--licences", metavar="ID,ID", help="Take only files under these licences, by SPDX id, as in MIT,Apache-2.0.")
 @click.option("--near-duplicates", type=float, metavar="SIMILARITY", help="Leave out files so much like an earlier one, as in 0.85; exact copies always are.")
-@click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Whether .gitignore files count.")
+@gitignore_option
 @click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a repository or folder, as in project/tests, and copies of it from training; repeatable.")
 @json_option
 @verbose_option

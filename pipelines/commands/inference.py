@@ -13,6 +13,7 @@ from pipelines.commands.terminal import (
     Stop,
     answer,
     cpus,
+    gitignore_option,
     json_option,
     stdout_for_the_answer,
     verbose_option,
@@ -28,16 +29,17 @@ from pipelines.commands.terminal import (
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--context", type=int, help="Most tokens of prompt and answer; by default what the run was trained at.")
+@gitignore_option
 @json_option
 @verbose_option
-def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, as_json, verbose) -> None:
+def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, gitignore, as_json, verbose) -> None:
     """Complete code at a cursor."""
     from pipelines.code_completion.complete import complete as run_completion
 
     with wrong_input():
         result = run_completion(
-            Path(checkpoint), Path(repo), at, new_tokens=max_tokens, temperature=temperature, seed=seed, context=context
-        )
+            Path(checkpoint), Path(repo), at, new_tokens=max_tokens, temperature=temperature, seed=seed, context=context, gitignore=gitignore,
+        )  # fmt: skip
     answer(as_json, vars(result), result.text)
 
 
@@ -116,7 +118,7 @@ def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens
 @click.option("--at", required=True, metavar="FILE:LINE", help="Where the work is; the line counts from 1.")
 @click.option("--budget", required=True, type=int, metavar="TOKENS", help="Most tokens to choose.")
 @click.option("--tokenizer", default="byte", show_default=True, help="What counts the tokens: byte, a tokenizer.json, or a folder with one.")
-@click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Leave out what .gitignore files exclude.")
+@gitignore_option
 @click.option("--out", metavar="FILE", help="Write the text there, as a repository stands in a corpus.")
 @json_option
 @verbose_option

@@ -87,6 +87,7 @@ def stdout_for_the_answer():
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
+gitignore_option = click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Leave out what .gitignore files exclude.")
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="Show more of what happens, also in Ray and its workers.",
     callback=lambda context, option, value: logging.getLogger().setLevel(logging.INFO if value else logging.WARNING) or value,

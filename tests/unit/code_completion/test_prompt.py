@@ -57,6 +57,14 @@ def test_a_file_name_with_colons(repo):
     assert prompt_at(repo, "a:3:4.py:1:2").ids[-2:] == [END, ord("x")]
 
 
+def test_files_that_gitignore_excludes_are_shown_where_asked(repo):
+    (repo / ".gitignore").write_text("far.py\n")
+    cursor = parse_cursor("pkg/sub/cursor.py:1:1", repo)
+    shown = {gitignore: build_prompt(repo, cursor, BYTES, 10_000, gitignore=gitignore).files for gitignore in (True, False)}
+    assert "far.py" not in shown[True] and "other/deep/farthest.py" in shown[True]
+    assert "far.py" in shown[False]
+
+
 def test_an_absolute_path_is_taken_as_it_is(repo):
     assert parse_cursor(f"{repo}/far.py:1:1", repo).file == repo / "far.py"
     assert prompt_at(repo, f"{repo}/far.py:1:4").files[-1] == "far.py"
