@@ -163,7 +163,9 @@ def launch(job: Job, mesh: MeshSpec, data: Data, config: ClusterConfig) -> dict:
         scaling_config=ScalingConfig(num_workers=mesh.world, use_gpu=bool(use_gpu), resources_per_worker=resources),
         # A name of its own for every launch: Ray Train would silently continue an old one.
         run_config=RunConfig(
-            name=f"launch-{time.time_ns()}", storage_path=str(job.run / "ray"), failure_config=FailureConfig(max_failures=config.max_failures)
+            name=f"launch-{time.time_ns()}",
+            storage_path=str(job.run / "ray"),
+            failure_config=FailureConfig(max_failures=config.max_failures),
         ),
     )
     for left in (job.run / STOP_FILE, *job.run.glob(f"logs/{STALLED}*")):

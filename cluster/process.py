@@ -8,8 +8,9 @@ kills every actor it meets, one that is too large for the memory say.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import ray

@@ -10,8 +10,8 @@ import dataclasses
 import difflib
 import math
 import typing
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -192,7 +192,10 @@ class Config(BaseModel):
 
 def _changed(tree: dict, changes: dict) -> dict:
     """``tree`` with other values for the keys that ``changes`` names, at any depth."""
-    inside = {key: _changed(tree[key], value) if isinstance(value, dict) and isinstance(tree.get(key), dict) else value for key, value in changes.items()}
+    inside = {
+        key: _changed(tree[key], value) if isinstance(value, dict) and isinstance(tree.get(key), dict) else value
+        for key, value in changes.items()
+    }
     return {**tree, **inside}
 
 
@@ -324,7 +327,9 @@ def _check_keys(tree: dict) -> None:
 
 def _check_stages(stages) -> None:
     if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
-        raise ValueError(f"stages is {stages!r}; it must be a list, each entry with sections of keys, as [{{training: {{steps: 200, context: 8192}}}}]")
+        raise ValueError(
+            f"stages is {stages!r}; it must be a list, each entry with sections of keys, as [{{training: {{steps: 200, context: 8192}}}}]"
+        )
     for number, stage in enumerate(stages, 1):
         with naming_stage(number, len(stages)):
             sections = {section: keys for section, keys in stage.items() if section != "tokens"}

@@ -31,7 +31,9 @@ def absolute(path: str | os.PathLike, what: str) -> Path:
     except RuntimeError as error:  # ~name of nobody
         raise ValueError(f"{what} {path}: there is no such user's home folder; name another path") from error
     if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        raise ValueError(f"{what} is the relative path {str(path)!r}; inside a Ray job give an absolute path on storage that all nodes share")
+        raise ValueError(
+            f"{what} is the relative path {str(path)!r}; inside a Ray job give an absolute path on storage that all nodes share"
+        )
     return path.absolute()
 
 

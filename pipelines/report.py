@@ -22,9 +22,11 @@ WARM_UP_SHARE = 0.1  # the first steps compile, allocate and fill caches: they s
 def step_line(row: dict) -> str:
     """One step as one line: step, loss, gradient norm, tokens/s, peak memory, time spent waiting for data; why it was slow, if it was."""
     slow = f"  slow, {row['slow']}" if row.get("slow") else ""
-    return (f"step {row['step']:>7,}  loss {row['loss']:>8.4f}  grad {row['grad_norm']:>8.3g}  "
-            f"{_count(row['tokens_per_second']):>8} tok/s  "
-            f"mem {_bytes(row['peak_memory_bytes']):>9}  wait {row['loader_wait_seconds']:>6.2f} s{slow}")
+    return (
+        f"step {row['step']:>7,}  loss {row['loss']:>8.4f}  grad {row['grad_norm']:>8.3g}  "
+        f"{_count(row['tokens_per_second']):>8} tok/s  "
+        f"mem {_bytes(row['peak_memory_bytes']):>9}  wait {row['loader_wait_seconds']:>6.2f} s{slow}"
+    )
 
 
 def evaluation_line(row: dict) -> str:
@@ -83,8 +85,14 @@ def loss_by_position_figure(evaluations: list[dict]) -> "Figure":
     for row, colour in ends:
         buckets = log_buckets(row["loss_by_position"])
         edges = [max(bucket["start"], 0.5) for bucket in buckets] + [buckets[-1]["stop"]]  # a log axis has no 0
-        axes.stairs([bucket["loss"] for bucket in buckets], edges, baseline=None, color=colour, linewidth=2,
-                    label=f"step {row['step']:,}: mean {row['loss']:.4f}")
+        axes.stairs(
+            [bucket["loss"] for bucket in buckets],
+            edges,
+            baseline=None,
+            color=colour,
+            linewidth=2,
+            label=f"step {row['step']:,}: mean {row['loss']:.4f}",
+        )
     axes.set_xscale("log", base=2)
     axes.set_xlabel("position in the context (tokens)")
     axes.set_ylabel("held-out loss (nats per token)")
@@ -111,15 +119,16 @@ def closing_report(run_dir: Path, tracker_info: TrackerInfo | None, completion: 
     facts.add_column(overflow="fold")
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
-        facts.add_row("held-out loss", f"{first['loss']:.4f} at step {first['step']:,} → "
-                                       f"{last['loss']:.4f} at step {last['step']:,}")
+        facts.add_row("held-out loss", f"{first['loss']:.4f} at step {first['step']:,} → {last['loss']:.4f} at step {last['step']:,}")
         if "alone_later_loss" in last:
             facts.add_row("earlier papers, files", _worth_of_earlier(last))
     if rows:
-        facts.add_row("training loss", f"{rows[0]['loss']:.4f} → {rows[-1]['loss']:.4f} over {rows[-1]['step']:,} steps, "
-                                       f"{rows[-1]['tokens']:,} tokens")
-        speeds = [row["tokens_per_second"] for row in rows[int(len(rows) * WARM_UP_SHARE):]]
-        used = [row["mfu"] for row in rows[int(len(rows) * WARM_UP_SHARE):] if "mfu" in row]
+        facts.add_row(
+            "training loss",
+            f"{rows[0]['loss']:.4f} → {rows[-1]['loss']:.4f} over {rows[-1]['step']:,} steps, {rows[-1]['tokens']:,} tokens",
+        )
+        speeds = [row["tokens_per_second"] for row in rows[int(len(rows) * WARM_UP_SHARE) :]]
+        used = [row["mfu"] for row in rows[int(len(rows) * WARM_UP_SHARE) :] if "mfu" in row]
         mfu = f", MFU {statistics.median(used):.0%}" if used else ""
         facts.add_row("speed", f"{_count(statistics.median(speeds))} tokens/s (median){mfu}")
         if slow := [row for row in rows if row.get("slow")]:
@@ -158,13 +167,20 @@ def _position_table(evaluations: list[dict]):
     ends = [log_buckets(row.get("loss_by_position", [])) for row in (evaluations[:1] + evaluations[-1:])]
     if not ends or not all(ends):
         return None
-    table = Table("positions", *(f"step {row['step']:,}" for row in (evaluations[0], evaluations[-1])), "change",
-                  title="Held-out loss by position", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        "positions",
+        *(f"step {row['step']:,}" for row in (evaluations[0], evaluations[-1])),
+        "change",
+        title="Held-out loss by position",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
     start = {bucket["start"]: bucket["loss"] for bucket in ends[0]}
     for bucket in ends[1]:
         before = start.get(bucket["start"], math.nan)
-        table.add_row(f"{bucket['start']:,} – {bucket['stop'] - 1:,}", f"{before:.4f}", f"{bucket['loss']:.4f}",
-                      f"{bucket['loss'] - before:+.4f}")
+        table.add_row(
+            f"{bucket['start']:,} – {bucket['stop'] - 1:,}", f"{before:.4f}", f"{bucket['loss']:.4f}", f"{bucket['loss'] - before:+.4f}"
+        )
     for column in table.columns:
         column.justify = "right"
     return table

@@ -12,15 +12,15 @@ import logging
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import psutil
 
 from cluster.launch import ClusterConfig, Data, RunFailed, check_resources, connected, launch
-from pipelines.config import Config, load_config, naming_stage
 from pipelines.code_completion.fim import Fim, template
+from pipelines.config import Config, load_config, naming_stage
 from pipelines.corpus import TokenStore
 from pipelines.corpus.mix import Share, mix, repeats
 from pipelines.corpus.remote import located
@@ -86,7 +86,9 @@ def prepare(config: Config, run: Path, resume: Path | None = None) -> Prepared:
     for stage in config.each_stage():
         _check_machine(stage.mesh_spec())
     if config.corpus.store is None:
-        raise ValueError("corpus.store is not set; make one with `ringspan ingest code|papers PATH --out STORE`, then --set corpus.store=STORE")
+        raise ValueError(
+            "corpus.store is not set; make one with `ringspan ingest code|papers PATH --out STORE`, then --set corpus.store=STORE"
+        )
     store = TokenStore.open(located(config.corpus.store, "corpus.store"))
     # A checkpoint has all weights, but for those that an adapter leaves as they are.
     init = _init(config, store) if resume is None or config.adapter.rank is not None else None
@@ -126,8 +128,11 @@ def _stage(config: Config, run: Path, start: Path | None, init: Path | None, fir
 
 
 def execute(
-    prepared: Prepared, *, verbose: bool = False,
-    on_step: Callable[[dict], None] | None = None, on_evaluation: Callable[[dict], None] | None = None,
+    prepared: Prepared,
+    *,
+    verbose: bool = False,
+    on_step: Callable[[dict], None] | None = None,
+    on_evaluation: Callable[[dict], None] | None = None,
 ) -> tuple[dict, Tracker]:
     """Train. Returns the last step's figures and the closed tracker. Raises RunFailed, and ClusterTooSmall before anything is written."""
     from pipelines.report import loss_by_position_figure, loss_figure
@@ -160,14 +165,18 @@ def run_stages(stages: tuple[Stage, ...], launch: Callable[[Job, MeshSpec, Data,
         job, last = stage.job, stage is stages[-1]
         _, done = job.start()
         # A checkpoint of the stage before counts other windows: the tokens it has learnt say where to go on.
-        result = launch(dataclasses.replace(job, sequence=stage.data.train.sequence_after(done.tokens)), stage.mesh, stage.data, stage.cluster)
+        result = launch(
+            dataclasses.replace(job, sequence=stage.data.train.sequence_after(done.tokens)), stage.mesh, stage.data, stage.cluster
+        )
         if not last and (job.run / STOP_FILE).exists():  # asked in the very last step
             result = {**result, "stopped": True}
         if result["stopped"]:
             break
         saved = job.start()[1].step
         if not last and saved != job.last_step:
-            raise RunFailed(f"the checkpoint of step {job.last_step}, from which the next stage starts, was not written (the latest is of step {saved})")
+            raise RunFailed(
+                f"the checkpoint of step {job.last_step}, from which the next stage starts, was not written (the latest is of step {saved})"
+            )
     return result
 
 
@@ -287,8 +296,11 @@ def _stages_left(stages: list[Stage], start: Path) -> list[Stage]:
     done = checkpoints.read_progress(start).step
     left = [stage for stage in stages if stage.job.last_step > done]
     if not left:
-        has, more = (f"training.steps is {stages[0].job.last_step}", "raise it") if len(stages) == 1 else (
-            f"its stages have {stages[-1].job.last_step}", "prolong the last, or add one,")
+        has, more = (
+            (f"training.steps is {stages[0].job.last_step}", "raise it")
+            if len(stages) == 1
+            else (f"its stages have {stages[-1].job.last_step}", "prolong the last, or add one,")
+        )
         raise ValueError(f"{start.parent.parent} has done {done} steps already and {has}; {more} to go on")
     return left
 
@@ -306,7 +318,9 @@ def _check_adapter(start: Path, job: Job) -> None:
         if (was := getattr(adapter, name)) != value:
             raise ValueError(f"{start} holds another adapter: adapter.{name} is {was} there and {value} here")
     if base is not None and not base.same_weights(job.base):
-        raise ValueError(f"{start} is an adapter of {base}, here the base is {job.base}; start from the same checkpoint.init and training.seed")
+        raise ValueError(
+            f"{start} is an adapter of {base}, here the base is {job.base}; start from the same checkpoint.init and training.seed"
+        )
 
 
 def _check_start(start: Path, stage: Stage, config: Config, store: TokenStore) -> None:
@@ -314,7 +328,9 @@ def _check_start(start: Path, stage: Stage, config: Config, store: TokenStore) -
     resume = start.parent.parent
     was, model = checkpoints.read_model(start), stage.job.model
     if name := was.other_weights(model):
-        raise ValueError(f"{start} is a checkpoint of another model: model.{name} is {getattr(was, name)} there and {getattr(model, name)} here")
+        raise ValueError(
+            f"{start} is a checkpoint of another model: model.{name} is {getattr(was, name)} there and {getattr(model, name)} here"
+        )
     corpus = read_mapping(resume / "corpus.json")
     if corpus.get("tokenizer") != store.tokenizer.fingerprint:
         raise ValueError(f"{store.folder} was made with another tokenizer ({store.tokenizer.name}) than the run {resume} was trained on")
@@ -326,7 +342,9 @@ def _check_start(start: Path, stage: Stage, config: Config, store: TokenStore) -
                 f"{section}.{key} is {was_set} in {resume} and {is_set} here: documents it was trained on would be held out; keep {was_set}"
             )
     if config.checkpoint.init is not None and stage.job.base is None:
-        given, started = (absolute(c.checkpoint.init, "checkpoint.init") if c.checkpoint.init is not None else None for c in (config, before))
+        given, started = (
+            absolute(c.checkpoint.init, "checkpoint.init") if c.checkpoint.init is not None else None for c in (config, before)
+        )
         if given != started:
             log.warning("checkpoint.init %s is not read: the weights are those of %s", given, start)
     progress = checkpoints.read_progress(start)

@@ -30,13 +30,26 @@ def serve(runs: Path, port: int, host: str = "127.0.0.1", on_ready: Callable[[st
     runs = Path(runs).resolve()
     database = runs / "mlflow.db"
     if not database.is_file():
-        raise ValueError(f"{runs} holds no mlflow.db: give the folder that contains the run folders "
-                         f"(ringspan train --out {runs}/NAME)")
+        raise ValueError(f"{runs} holds no mlflow.db: give the folder that contains the run folders (ringspan train --out {runs}/NAME)")
     _check_free(host, port)
     if host not in LOOPBACK:
         print(f"anybody who reaches {host}:{port} can read and delete these runs: MLflow asks for no password", file=sys.stderr)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1",
-               "--backend-store-uri", f"sqlite:///{database}", "--artifacts-destination", (runs / "artifacts").as_uri()]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{database}",
+        "--artifacts-destination",
+        (runs / "artifacts").as_uri(),
+    ]
     # The job runner is seven more processes for features that tracking doesn't have; telemetry is nobody's business.
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     stop = threading.Event()
@@ -45,8 +58,7 @@ def serve(runs: Path, port: int, host: str = "127.0.0.1", on_ready: Callable[[st
     try:
         with tempfile.TemporaryFile() as log:
             # A session of its own: Ctrl-C reaches us alone, and one signal to the group reaches the server's workers too.
-            child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                     start_new_session=True)
+            child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
             try:
                 url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
                 return _watch(child, stop, url, on_ready or _announce, log)

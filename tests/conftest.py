@@ -98,9 +98,7 @@ def _answers(url: str) -> bool:
 
 def ringspan(*arguments, cwd=None, env=None, timeout=300) -> subprocess.CompletedProcess:
     """Run the command as a user does."""
-    return subprocess.run(
-        [BIN / "ringspan", *map(str, arguments)], cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True
-    )
+    return subprocess.run([BIN / "ringspan", *map(str, arguments)], cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True)
 
 
 def last_json(result: subprocess.CompletedProcess) -> dict:

@@ -13,7 +13,6 @@ import tempfile
 import traceback
 from datetime import timedelta
 
-
 CASES = 25  # that a rank runs before it is started anew: caches of torch keep meshes, and so process groups' threads, alive
 
 
@@ -71,9 +70,7 @@ def _rank_main(pipe):
     while True:
         case, arguments, rank, ranks, store = pipe.recv()
         try:
-            dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-            )
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
             try:
                 pipe.send((True, case(**arguments)))
             finally:

@@ -47,7 +47,9 @@ class MeshSpec:
         if self.layout not in LAYOUTS:
             raise ValueError(f"attention.layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
         if self.dp % self.replicate and self.dp != -1:
-            raise ValueError(f"mesh.replicate = {self.replicate} does not divide mesh.dp = {self.dp}; each copy of the weights needs whole dp groups")
+            raise ValueError(
+                f"mesh.replicate = {self.replicate} does not divide mesh.dp = {self.dp}; each copy of the weights needs whole dp groups"
+            )
 
     @property
     def cp(self) -> int:
@@ -71,7 +73,7 @@ class MeshSpec:
         assert self.dp > 0, "resolve() the mesh before asking for its size"
         return self.dp * self.ranks_per_group
 
-    def resolve(self, workers: int | None = None) -> "MeshSpec":
+    def resolve(self, workers: int | None = None) -> MeshSpec:
         """This mesh with ``dp`` settled for ``workers`` ranks (``None``: as many as the mesh says).
 
         Raises ValueError when the product of the axes is not the number of workers.
@@ -109,7 +111,9 @@ class MeshSpec:
         if model.ffn_dim % self.tp:
             raise ValueError(f"model.ffn_dim = {model.ffn_dim} does not divide by mesh.tp = {self.tp}")
         if self.pp > model.layers:
-            raise ValueError(f"mesh.pp = {self.pp} stages for model.layers = {model.layers} blocks; every stage needs one: use at most {model.layers}")
+            raise ValueError(
+                f"mesh.pp = {self.pp} stages for model.layers = {model.layers} blocks; every stage needs one: use at most {model.layers}"
+            )
 
     @property
     def length_multiple(self) -> int:
@@ -123,7 +127,7 @@ class MeshSpec:
         """``length`` rounded up to what the mesh divides."""
         return -(-length // self.length_multiple) * self.length_multiple
 
-    def build(self, device_type: str) -> "Mesh":
+    def build(self, device_type: str) -> Mesh:
         """The mesh of this process; ``torch.distributed`` must be initialised with ``world`` ranks."""
         spec = self.resolve(dist.get_world_size())
         sizes = {

@@ -73,7 +73,9 @@ def exact_angles(positions: list[int], inverse_F: torch.Tensor) -> torch.Tensor:
     """Angles within a turn, float64 [S, F]."""
     with localcontext() as context:
         context.prec = 60
-        return torch.tensor([[float(position * Decimal(x) % (2 * PI)) for x in inverse_F.tolist()] for position in positions], dtype=torch.float64)
+        return torch.tensor(
+            [[float(position * Decimal(x) % (2 * PI)) for x in inverse_F.tolist()] for position in positions], dtype=torch.float64
+        )
 
 
 def _model_table(places_BS: torch.Tensor, scaling: RopeScaling | None, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Callable
 
 import torch
 
@@ -41,7 +41,9 @@ def run(repeat: int, cases: list[Case], device: torch.device, out: Path | None, 
     """
     load, rows, failed = [os.getloadavg()[0]], [], []
     if load[0] > 0.5 * (os.cpu_count() or 1):
-        say(f"others use this machine (load average {load[0]:.1f} on {os.cpu_count()} cores): trust CPU seconds and their share, not wall seconds")
+        say(
+            f"others use this machine (load average {load[0]:.1f} on {os.cpu_count()} cores): trust CPU seconds and their share, not wall seconds"
+        )
     bench = _Bench(device, repeat)
     with bench:
         for number, case in enumerate(cases, 1):
@@ -74,7 +76,7 @@ class _Bench:
         self._pairs: dict[tuple[str, int], int] = {}
         self._worlds: dict[str, tuple[int, Ranks]] = {}
 
-    def __enter__(self) -> "_Bench":
+    def __enter__(self) -> _Bench:
         return self
 
     def __exit__(self, *_) -> None:

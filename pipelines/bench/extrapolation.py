@@ -14,9 +14,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import sysconfig
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class Experiment:
 
     def scored(self, multiple: int) -> dict[str, ModelConfig]:
         """What is scored at ``multiple`` · L, by name; what stands before the comma is the model that was trained."""
-        scaling = lambda kind, factor: {"rope_type": kind, "factor": factor, "original_max_position_embeddings": self.context}  # noqa: E731
+        scaling = lambda kind, factor: {"rope_type": kind, "factor": factor, "original_max_position_embeddings": self.context}
         return {
             **{name: self.model(positions=name) for name in ENCODINGS},
             "rope, linear": self.model(rope_scaling=scaling("linear", multiple)),
@@ -81,7 +81,7 @@ class Text:
     held_out: torch.Tensor
 
     @classmethod
-    def split(cls, documents: Iterator[np.ndarray], longest: int, windows: int) -> "Text":
+    def split(cls, documents: Iterator[np.ndarray], longest: int, windows: int) -> Text:
         """One long document in ten is held out, ``windows`` at most. Raises ValueError when none is long enough for that."""
         learnt, kept = [], []
         for number, document in enumerate(d for d in documents if len(d) > longest):

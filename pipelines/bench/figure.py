@@ -76,7 +76,7 @@ def _mebibytes(count: int) -> str:
     return f"{count / 2**20:,.1f}"
 
 
-def figure(rows: list[dict]) -> "Figure":
+def figure(rows: list[dict]) -> Figure:
     """Seconds a token, and share of the kernel's speed, over tokens; a line for each pattern, ring and layout."""
     from matplotlib.figure import Figure  # the class itself: no global state, no display
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -53,7 +54,9 @@ def prepare(options: Options) -> tuple[Experiment, Text]:
         raise ValueError(f"--multiples is {options.multiples!r}; give whole numbers separated by commas, as 1,2,4,8")
     multiples = sorted({1, *map(int, parts)})
     if len(multiples) == 1 or any(multiples[-1] % multiple for multiple in multiples):
-        raise ValueError(f"--multiples is {options.multiples!r}; each must divide the largest, which is more than 1: all score the same tokens")
+        raise ValueError(
+            f"--multiples is {options.multiples!r}; each must divide the largest, which is more than 1: all score the same tokens"
+        )
     if options.context < 2:
         raise ValueError(f"--context is {options.context}; scalings need at least 2")
     if options.store is None:
@@ -90,10 +93,18 @@ def claims(health: list[dict], rows: list[dict]) -> list[dict]:
     longest = max(row["multiple"] for row in rows)
     far = angles.POSITIONS[-1]
     drift = angles.worst(health, "model", "drift", far)
-    found = [{"claim": f"q · k keeps to its distance within 1e-6 at {far:,} tokens, with every scaling", "measured": drift, "holds": drift < 1e-6}]
+    found = [
+        {
+            "claim": f"q · k keeps to its distance within 1e-6 at {far:,} tokens, with every scaling",
+            "measured": drift,
+            "holds": drift < 1e-6,
+        }
+    ]
     if ("alibi", ALIBI_MULTIPLE) in ratio:
         measured = ratio["alibi", ALIBI_MULTIPLE]
-        found.append({"claim": f"ALiBi keeps within 3% perplexity at {ALIBI_MULTIPLE} L", "measured": measured, "holds": measured <= ALIBI_LIMIT})
+        found.append(
+            {"claim": f"ALiBi keeps within 3% perplexity at {ALIBI_MULTIPLE} L", "measured": measured, "holds": measured <= ALIBI_LIMIT}
+        )
     for name in ("rope, ntk", "rope, dynamic", "rope, yarn", TUNED):
         measured = ratio[name, longest]
         claim = f"{name} keeps within 3% perplexity at {longest} L"
@@ -107,16 +118,21 @@ def table(result: dict) -> str:
     multiples = sorted({row["multiple"] for row in rows})
     lines = [f"{'at ' + format(far, ',') + ' tokens, worst scaling':40}  angle     drift of q · k"]
     for method in angles.METHODS:
-        lines.append(f"{method:40}  " + "   ".join(f"{angles.worst(result['health'], method, error, far):.1e}" for error in ("angle", "drift")))
+        lines.append(
+            f"{method:40}  " + "   ".join(f"{angles.worst(result['health'], method, error, far):.1e}" for error in ("angle", "drift"))
+        )
     lines += ["", "perplexity (ratio to L)  " + "".join(f"{str(multiple) + ' L':>16}" for multiple in multiples)]
     for name in dict.fromkeys(row["encoding"] for row in rows):
         cells = [f"{row['perplexity']:.3g} ({row['ratio']:.3f})" for row in rows if row["encoding"] == name]
         lines.append(f"{name:25}" + "".join(f"{cell:>16}" for cell in cells))
-    lines += ["", *(f"{'holds' if claim['holds'] else 'does not hold'}: {claim['claim']} ({claim['measured']:.3g})" for claim in result["claims"])]
+    lines += [
+        "",
+        *(f"{'holds' if claim['holds'] else 'does not hold'}: {claim['claim']} ({claim['measured']:.3g})" for claim in result["claims"]),
+    ]
     return "\n".join(lines)
 
 
-def figure(result: dict) -> "Figure":
+def figure(result: dict) -> Figure:
     """Drift over positions by method; perplexity over the scored length by encoding, as a ratio to that at L."""
     from matplotlib.figure import Figure  # the class itself: no global state, no display
 

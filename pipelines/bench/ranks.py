@@ -37,7 +37,7 @@ class Ranks:
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def __enter__(self) -> "Ranks":
+    def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_) -> None:

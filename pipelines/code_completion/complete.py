@@ -24,7 +24,14 @@ class Completion:
 
 
 def complete(
-    path: Path, repo: Path, at: str, *, new_tokens: int = 64, temperature: float = 0.0, seed: int = 0, context: int | None = None,
+    path: Path,
+    repo: Path,
+    at: str,
+    *,
+    new_tokens: int = 64,
+    temperature: float = 0.0,
+    seed: int = 0,
+    context: int | None = None,
     gitignore: bool = True,
 ) -> Completion:
     """The text that the model at ``path`` (a run, a checkpoint or a model folder) puts at ``at`` (``FILE:LINE:COL``) of the repository.
@@ -38,7 +45,9 @@ def complete(
         raise ValueError(f"--repo {repo} is not a folder")
     cursor = parse_cursor(at, repo)
     if source.model.top_blocks is not None:
-        raise ValueError(f"{source.folder} was trained with model.top_blocks, whose choice needs whole blocks of queries: it cannot generate yet")
+        raise ValueError(
+            f"{source.folder} was trained with model.top_blocks, whose choice needs whole blocks of queries: it cannot generate yet"
+        )
     context = source.context if context is None else context
     if context > source.context:
         raise ValueError(f"--context {context} is more than the {source.context} tokens that the model was trained at")
@@ -50,7 +59,9 @@ def complete(
         raise ValueError(f"--seed is {seed}; it must lie in 0–2⁶⁴ − 1")
     tokenizer = load_tokenizer(source.folder)
     if tokenizer.end_of_text >= source.model.vocab_size:
-        raise ValueError(f"{source.folder} has no id for <|endoftext|>, which stands before each file; import the model with --special-tokens")
+        raise ValueError(
+            f"{source.folder} has no id for <|endoftext|>, which stands before each file; import the model with --special-tokens"
+        )
     form = Form(source.unit, template(tokenizer) if source.infill else None)
     prompt = build_prompt(repo, cursor, tokenizer, context - new_tokens, form, gitignore)
     return _answer(prompt, source, tokenizer, new_tokens, temperature, seed)
@@ -61,9 +72,7 @@ def _answer(prompt: Prompt, source: Source, tokenizer, new_tokens: int, temperat
 
     model = load_decoder(source.weights)
     stop = source.stop.union(tokenizer.special.values())
-    ids = list(
-        generate(model, prompt.ids, new_tokens, stop=stop, vocabulary=tokenizer.vocab_size, temperature=temperature, seed=seed)
-    )
+    ids = list(generate(model, prompt.ids, new_tokens, stop=stop, vocabulary=tokenizer.vocab_size, temperature=temperature, seed=seed))
     text = tokenizer.decode(ids).rstrip("\ufffd")  # a character that was cut off by the limit
     if prompt.newline == "\r\n":
         text = text.replace("\r\n", "\n").replace("\n", "\r\n")

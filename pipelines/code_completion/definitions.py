@@ -83,7 +83,9 @@ def block(lines: list[str], first: int, kind: str) -> int:
     last = min(len(lines), first + _MOST_LINES)
     if kind == "python":
         indent = _indent(lines[first])
-        inside = (n for n in range(first + 1, last) if lines[n].strip() and _indent(lines[n]) <= indent and not lines[n].lstrip().startswith(")"))
+        inside = (
+            n for n in range(first + 1, last) if lines[n].strip() and _indent(lines[n]) <= indent and not lines[n].lstrip().startswith(")")
+        )
         end = next(inside, last)
         while end > first + 1 and not lines[end - 1].strip():
             end -= 1

@@ -80,13 +80,13 @@ def components(after: list[list[int]]) -> list[list[int]]:
             continue
         work = [(root, 0)]
         while work:
-            node, edge = work.pop()
-            if edge == 0:
+            node, first = work.pop()
+            if first == 0:
                 index[node] = low[node] = clock
                 clock += 1
                 stack.append(node)
                 on_stack[node] = True
-            for edge in range(edge, len(after[node])):
+            for edge in range(first, len(after[node])):
                 other = after[node][edge]
                 if index[other] < 0:
                     work += [(node, edge + 1), (other, 0)]

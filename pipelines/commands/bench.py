@@ -27,9 +27,14 @@ def bench() -> None:
 @click.option("--head-dim", default=64, show_default=True)
 @click.option("--ring", default="1,2", show_default=True, metavar="N,...", help="Sizes of the ring: one process a rank.")
 @click.option("--ulysses", default="1", show_default=True, metavar="N,...", help="Ranks that split the heads of each ring rank.")
-@click.option("--pattern", default="causal", show_default=True, metavar="P,...",
-              help="causal, bidirectional, alibi, window=N, sinks=N, block=N, stride=N, segment=N (summaries=, reach=), "
-              "keep=N (keep_block=); joined by +, as window=512+sinks=4.")
+@click.option(
+    "--pattern",
+    default="causal",
+    show_default=True,
+    metavar="P,...",
+    help="causal, bidirectional, alibi, window=N, sinks=N, block=N, stride=N, segment=N (summaries=, reach=), "
+    "keep=N (keep_block=); joined by +, as window=512+sinks=4.",
+)
 @click.option("--layout", default="auto", show_default=True, help="zigzag, contiguous or striped; auto takes the pattern's best.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16 or float64.")
 @click.option("--backend", default="auto", show_default=True, help="The kernel of a tile; see attention.backend.")
@@ -37,7 +42,9 @@ def bench() -> None:
 @click.option("--repeat", default=3, show_default=True, help="Steps that are timed, after one that is not; the median counts.")
 @click.option("--forward-only", is_flag=True, help="Leave out the backward.")
 @click.option("--emulated", is_flag=True, help="Ranks are threads of one process: rings of 256 on one machine; seconds are their sum.")
-@click.option("--overlap/--no-overlap", default=True, help="Compute while the next hop is under way, or wait for it first: what overlap is worth.")
+@click.option(
+    "--overlap/--no-overlap", default=True, help="Compute while the next hop is under way, or wait for it first: what overlap is worth."
+)
 @click.option("--out", metavar="FOLDER", help="Write attention.json and attention.png there.")
 @json_option
 @verbose_option

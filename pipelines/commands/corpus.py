@@ -32,16 +32,36 @@ def ingest() -> None:
 @click.option("--out", required=True, help="Folder of the store, or s3://BUCKET/FOLDER.")
 @click.option("--tokenizer", help="byte (default), bpe:N (trained on these files), a tokenizer.json, or tiktoken:ENCODING:FILE.")
 @click.option("--append", is_flag=True, help="Add to the store that is there, with its tokenizer and the same options.")
-@click.option("--unit", type=click.Choice(["file", "repository"]), default="file", show_default=True, help="What training takes as one document.")
-@click.option("--order", type=click.Choice(["path", "dependency", "random"]), default="path", show_default=True, help="Of the files in their repository.")
+@click.option(
+    "--unit", type=click.Choice(["file", "repository"]), default="file", show_default=True, help="What training takes as one document."
+)
+@click.option(
+    "--order",
+    type=click.Choice(["path", "dependency", "random"]),
+    default="path",
+    show_default=True,
+    help="Of the files in their repository.",
+)
 @click.option("--line-ends", type=click.Choice(["keep", "lf"]), default="keep", show_default=True)
 @click.option("--licences", metavar="ID,ID", help="Take only files under these licences, by SPDX id, as in MIT,Apache-2.0.")
-@click.option("--near-duplicates", type=float, metavar="SIMILARITY", help="Leave out files so much like an earlier one, as in 0.85; exact copies always are.")
+@click.option(
+    "--near-duplicates",
+    type=float,
+    metavar="SIMILARITY",
+    help="Leave out files so much like an earlier one, as in 0.85; exact copies always are.",
+)
 @gitignore_option
-@click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a repository or folder, as in project/tests, and copies of it from training; repeatable.")
+@click.option(
+    "--hold-out",
+    multiple=True,
+    metavar="PATTERN",
+    help="Keep a repository or folder, as in project/tests, and copies of it from training; repeatable.",
+)
 @json_option
 @verbose_option
-def ingest_code(paths, out, tokenizer, append, unit, order, line_ends, licences, near_duplicates, gitignore, hold_out, as_json, verbose) -> None:
+def ingest_code(
+    paths, out, tokenizer, append, unit, order, line_ends, licences, near_duplicates, gitignore, hold_out, as_json, verbose
+) -> None:
     """Ingest source code from files, folders, archives (tar, zip), and git repositories at a commit (REPO@COMMIT)."""
     from pipelines.corpus.code import Code
 
@@ -58,14 +78,18 @@ def ingest_code(paths, out, tokenizer, append, unit, order, line_ends, licences,
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", required=True, help="Folder of the store, or s3://BUCKET/FOLDER.")
 @click.option("--tokenizer", help="byte (default), bpe:N (trained on these papers), a tokenizer.json, or tiktoken:ENCODING:FILE.")
-@click.option("--append", is_flag=True, help="Add to the store that is there, with its tokenizer and the same options; wants --shelves none.")
+@click.option(
+    "--append", is_flag=True, help="Add to the store that is there, with its tokenizer and the same options; wants --shelves none."
+)
 @click.option(
     "--shelves", type=click.Choice(["citation", "similarity", "folder", "none"]), default="citation", show_default=True,
     help="What brings papers together as one document, the older first; none: every paper is one.",
 )  # fmt: skip
 @click.option("--shelf-papers", type=int, default=16, show_default=True, help="Most papers on a shelf.")
 @click.option("--shelf-bytes", type=int, metavar="BYTES", help="Most bytes of text on a shelf; a byte is a token of the byte tokenizer.")
-@click.option("--hold-out", multiple=True, metavar="PATTERN", help="Keep a folder or papers, as in papers/2024*, from training; repeatable.")
+@click.option(
+    "--hold-out", multiple=True, metavar="PATTERN", help="Keep a folder or papers, as in papers/2024*, from training; repeatable."
+)
 @json_option
 @verbose_option
 def ingest_papers(paths, out, tokenizer, append, shelves, shelf_papers, shelf_bytes, hold_out, as_json, verbose) -> None:
@@ -74,12 +98,16 @@ def ingest_papers(paths, out, tokenizer, append, shelves, shelf_papers, shelf_by
 
     with wrong_input():
         if append and shelves != "none":
-            raise ValueError("--append: shelves are made of all papers together and can't grow; ingest anew, or make the store with --shelves none")
+            raise ValueError(
+                "--append: shelves are made of all papers together and can't grow; ingest anew, or make the store with --shelves none"
+            )
         kind = Papers(shelves, shelf_papers, shelf_bytes, hold_out)
     _ingest(kind, paths, out, tokenizer, append, as_json, verbose)
 
 
-@ingest.command("tables", epilog="Example: ringspan ingest tables shards/*.parquet --column content --out corpora/stories --tokenizer bpe:8192")
+@ingest.command(
+    "tables", epilog="Example: ringspan ingest tables shards/*.parquet --column content --out corpora/stories --tokenizer bpe:8192"
+)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", required=True, help="Folder of the store, or s3://BUCKET/FOLDER.")
 @click.option("--tokenizer", help="byte (default), bpe:N (trained on these texts), a tokenizer.json, or tiktoken:ENCODING:FILE.")
@@ -132,12 +160,16 @@ def _ingest(kind, paths, out, tokenizer, append, as_json, verbose) -> None:
                 raise Stop("stopped; what is finished is kept, the same command goes on", FAILED) from error
             except (OSError, RayError) as error:
                 told = str(error).strip().splitlines()[-1:] if isinstance(error, RayError) else [error]
-                raise Stop(f"ingest failed: {[*told, type(error).__name__][0]}; what is finished is kept, the same command goes on", FAILED) from error
+                raise Stop(
+                    f"ingest failed: {[*told, type(error).__name__][0]}; what is finished is kept, the same command goes on", FAILED
+                ) from error
     if address:
         try:
             remote.put(out, address)
         except OSError as error:
-            raise Stop(f"{address}: the store is made in {out} but could not be put there ({error}); the same command goes on", FAILED) from error
+            raise Stop(
+                f"{address}: the store is made in {out} but could not be put there ({error}); the same command goes on", FAILED
+            ) from error
         report = dataclasses.replace(report, folder=address)
     skipped = ", ".join(f"{count} {reason}" for reason, count in report.skipped.items())
     skipped = f"{skipped} (listed in {report.folder}/skipped.jsonl)" if skipped else "nothing"
@@ -158,7 +190,13 @@ def corpus() -> None:
 
 @corpus.command("show", epilog="Example: ringspan corpus show corpora/project")
 @click.argument("store")
-@click.option("--most", type=click.IntRange(min=0), default=10, show_default=True, help="Most collections, licences and extensions to list; --json has all.")
+@click.option(
+    "--most",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Most collections, licences and extensions to list; --json has all.",
+)
 @json_option
 @verbose_option
 def corpus_show(store, most, as_json, verbose) -> None:
@@ -235,7 +273,9 @@ def corpus_export(store, megatron, as_json, verbose) -> None:
 
 @corpus.command("import", epilog="Example: ringspan corpus import megatron/project --tokenizer models/smollm2 --out corpora/project")
 @click.argument("prefix")
-@click.option("--tokenizer", required=True, help="What made the ids: byte, a tokenizer.json, a store or model folder, or tiktoken:ENCODING:FILE.")
+@click.option(
+    "--tokenizer", required=True, help="What made the ids: byte, a tokenizer.json, a store or model folder, or tiktoken:ENCODING:FILE."
+)
 @click.option("--out", required=True, help="Folder of the store.")
 @json_option
 @verbose_option

@@ -97,7 +97,8 @@ def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens
     from dataclasses import asdict
 
     from pipelines.corpus.remote import located
-    from pipelines.literature_analysis.analyze import analyze as run_analysis, as_text, open_shelf, prepare
+    from pipelines.literature_analysis.analyze import analyze as run_analysis
+    from pipelines.literature_analysis.analyze import as_text, open_shelf, prepare
 
     with wrong_input():
         if questions is not None:
@@ -117,7 +118,9 @@ def analyze(checkpoint, shelf, asked, questions, sources, candidates, max_tokens
 @click.argument("repo", metavar="REPO")
 @click.option("--at", required=True, metavar="FILE:LINE", help="Where the work is; the line counts from 1.")
 @click.option("--budget", required=True, type=int, metavar="TOKENS", help="Most tokens to choose.")
-@click.option("--tokenizer", default="byte", show_default=True, help="What counts the tokens: byte, a tokenizer.json, or a folder with one.")
+@click.option(
+    "--tokenizer", default="byte", show_default=True, help="What counts the tokens: byte, a tokenizer.json, or a folder with one."
+)
 @gitignore_option
 @click.option("--out", metavar="FILE", help="Write the text there, as a repository stands in a corpus.")
 @json_option

@@ -10,8 +10,12 @@ from pipelines.commands.terminal import answer, json_option, verbose_option, wro
 @click.command("import", epilog="Example: ringspan import models/SmolLM2-135M.Q8_0.gguf --out models/smollm2 --special-tokens")
 @click.argument("source", metavar="FOLDER|FILE.gguf")
 @click.option("--out", required=True, metavar="MODEL", help="The model folder to write.")
-@click.option("--special-tokens/--no-special-tokens", default=False, show_default=True,
-              help="Give the tokenizer Ringspan's control tokens, and the embedding rows for them: what training on a corpus needs.")
+@click.option(
+    "--special-tokens/--no-special-tokens",
+    default=False,
+    show_default=True,
+    help="Give the tokenizer Ringspan's control tokens, and the embedding rows for them: what training on a corpus needs.",
+)
 @json_option
 @verbose_option
 def import_(source, out, special_tokens, as_json, verbose) -> None:
@@ -31,7 +35,9 @@ def import_(source, out, special_tokens, as_json, verbose) -> None:
 @click.command(epilog="Example: ringspan export runs/first --out exports/first --dtype bfloat16")
 @click.argument("source", metavar="RUN|CHECKPOINT|MODEL")
 @click.option("--out", required=True, metavar="FOLDER", help="The folder to write.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights. Default: as they are; a run's are float32.")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights. Default: as they are; a run's are float32."
+)
 @click.option("--adapter-only", is_flag=True, help="Write a run's adapter alone, for PEFT. By default it is merged into its base.")
 @json_option
 @verbose_option

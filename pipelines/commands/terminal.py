@@ -15,7 +15,6 @@ import sys
 
 import click
 
-
 FAILED, WRONG_INPUT = 1, 2
 
 
@@ -87,7 +86,9 @@ def stdout_for_the_answer():
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
-gitignore_option = click.option("--gitignore/--no-gitignore", default=True, show_default=True, help="Leave out what .gitignore files exclude.")
+gitignore_option = click.option(
+    "--gitignore/--no-gitignore", default=True, show_default=True, help="Leave out what .gitignore files exclude."
+)
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="Show more of what happens, also in Ray and its workers.",
     callback=lambda context, option, value: logging.getLogger().setLevel(logging.INFO if value else logging.WARNING) or value,
@@ -115,7 +116,13 @@ def bar(what: str = "files"):
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(what + " {task.fields[size]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(what + " {task.fields[size]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks = {}
 

@@ -53,13 +53,16 @@ def train(source, assignments, out, resume, as_json, verbose) -> None:
     click.echo(f"run {run}\nmodel {parameters_line(trained, total)} · record {prepared.uri}", err=True)
     for stage in prepared.stages:
         job = stage.job
-        click.echo(f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {mesh_line(stage.mesh)}", err=True)
+        click.echo(
+            f"steps {job.first_step + 1}–{job.last_step} · context {job.training.context:,} · mesh {mesh_line(stage.mesh)}", err=True
+        )
     for change in changed_mixes(prepared):
         click.echo("\n".join([f"mix of steps {change.first_step}–{change.last_step}", *mix_lines(change.before, change.after)]), err=True)
     with stdout_for_the_answer() as stdout:
         try:
             result, tracker = execute(
-                prepared, verbose=verbose,
+                prepared,
+                verbose=verbose,
                 on_step=lambda row: click.echo(report.step_line(row), err=True),
                 on_evaluation=lambda row: click.echo(report.evaluation_line(row), err=True),
             )

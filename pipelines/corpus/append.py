@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.corpus import sources, unfinished
-from pipelines.corpus.ingest import SHARD_BYTES, IngestReport, Progress, build, find, on_ray, report
 from pipelines.corpus.holdout import held_out_part
+from pipelines.corpus.ingest import SHARD_BYTES, IngestReport, Progress, build, find, on_ray, report
 from pipelines.corpus.kind import Document, Facts, Kind, Part, Place, checksum
 from pipelines.corpus.sources import Skipped, SourceFile
 from pipelines.corpus.store import MANIFEST, SKIPPED, TokenStore, read_manifest
@@ -141,7 +141,9 @@ class _Appending:
             if text and (found := checksum(text)) in sought:
                 old[found] = row
         for place, own in zip(new, checksums):
-            if own in old and is_held_out(place.name, place.collection) != is_held_out(path := store.paths(old[own]), store.collection(old[own])):
+            if own in old and is_held_out(place.name, place.collection) != is_held_out(
+                path := store.paths(old[own]), store.collection(old[own])
+            ):
                 copies[place.name] = f"the same text as {path}"
         return copies
 

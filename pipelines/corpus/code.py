@@ -52,7 +52,15 @@ class Code:
             NearDuplicates(self.near_duplicates)
 
     def identity(self) -> list:
-        options = [self.unit, self.order, self.line_ends, sorted(self.licences), self.near_duplicates, sorted(self.held_out), self.gitignore]
+        options = [
+            self.unit,
+            self.order,
+            self.line_ends,
+            sorted(self.licences),
+            self.near_duplicates,
+            sorted(self.held_out),
+            self.gitignore,
+        ]
         return ["code", _RULES, *options]
 
     def find(self, paths) -> tuple[list[SourceFile], list[Skipped]]:

@@ -121,9 +121,7 @@ def _root_names(roots: list[_Root]) -> list[str]:
     return names
 
 
-def _listed(
-    root: _Root, root_name: str, entries: list[tuple], mtime_ns: int, terms: bool
-) -> tuple[list[SourceFile], list[Skipped]]:
+def _listed(root: _Root, root_name: str, entries: list[tuple], mtime_ns: int, terms: bool) -> tuple[list[SourceFile], list[Skipped]]:
     """What of a container is taken; `entries` are (name, member, size, reason to leave it out or None)."""
     files: list[SourceFile] = []
     skipped: dict[Skipped, None] = {}  # an excluded folder is met with each of its files

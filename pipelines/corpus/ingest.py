@@ -159,9 +159,7 @@ def _stamp(file: SourceFile) -> bytes:
     return json.dumps([file.name, file.size, file.mtime_ns, file.member, file.collection]).encode()
 
 
-def build(
-    kind: Kind, found: Found, partial: Path, tokenizer: str, shard_bytes: int, progress, run, base: TokenStore | None = None
-) -> None:
+def build(kind: Kind, found: Found, partial: Path, tokenizer: str, shard_bytes: int, progress, run, base: TokenStore | None = None) -> None:
     """The other steps. Behind a `base`: its tokenizer, shards numbered after its own, and a manifest of both."""
     skipped = [asdict(entry) for entry in found.skipped]
     pieces = cut(found.files, shard_bytes)

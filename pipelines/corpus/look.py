@@ -90,7 +90,9 @@ def sample_windows(store: TokenStore, count: int, context: int, seed: int = 0) -
     """The first `count` windows of `context` tokens in the order of training with this seed, as text; `{window, text}`."""
     _check(count, context)
     if context > max(_LONGEST, store.tokens):
-        raise ValueError(f"a window of {context:,} tokens: {store.address} holds {store.tokens:,}; show at most {max(_LONGEST, store.tokens):,}")
+        raise ValueError(
+            f"a window of {context:,} tokens: {store.address} holds {store.tokens:,}; show at most {max(_LONGEST, store.tokens):,}"
+        )
     plan = WindowPlan(store, context, seed=seed)
     return [{"window": g, "text": store.tokenizer.decode(plan.read(g).tokens)} for g in range(min(count, len(plan)))]
 

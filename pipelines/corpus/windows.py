@@ -149,9 +149,7 @@ class WindowPlan:
         window = self._order(epoch)[place]
         pieces = self.pieces
         used = range(pieces.first[window], pieces.first[window + 1])
-        return [
-            Span(int(self._document[p]), int(pieces.start[p]), int(pieces.stop[p]), int(pieces.context_only[p])) for p in used
-        ]
+        return [Span(int(self._document[p]), int(pieces.start[p]), int(pieces.stop[p]), int(pieces.context_only[p])) for p in used]
 
     def read(self, g: int) -> Window:
         """Sequence g: its pieces' documents count 0, 1, 2 …, and so do their rows where a document has several (`parts`);

@@ -7,9 +7,9 @@ gives it most context: strided perplexity, whose sum of losses over count of tar
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, Iterator
 
 import numpy as np
 
@@ -35,7 +35,13 @@ class Evaluation:
 
 
 def prepare(
-    path: Path, store: str | Path | None, *, only_held_out: bool = False, documents: int = 100, context: int | None = None, overlap: int | None = None
+    path: Path,
+    store: str | Path | None,
+    *,
+    only_held_out: bool = False,
+    documents: int = 100,
+    context: int | None = None,
+    overlap: int | None = None,
 ) -> Evaluation:
     """Check what is asked for. ``store`` None is the one that the run was trained on.
 
@@ -48,7 +54,9 @@ def prepare(
     context = source.context if context is None else context
     overlap = context // 2 if overlap is None else overlap
     if context < 1 or not 0 <= overlap < context:
-        raise ValueError(f"--context is {context} and --overlap {overlap}; they must be at least 1, and at least 0 and less than the context")
+        raise ValueError(
+            f"--context is {context} and --overlap {overlap}; they must be at least 1, and at least 0 and less than the context"
+        )
     opened = open_store(source, store)
     used = np.arange(len(opened.documents) - 1)
     if only_held_out:

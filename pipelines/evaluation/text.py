@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 12  # documents shown; the JSON has all
 
 
-def table(value: dict) -> "Group":
+def table(value: dict) -> Group:
     """Totals, loss by context, and the documents that the model knows least."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
@@ -43,13 +43,16 @@ def table(value: dict) -> "Group":
     return Group(*lines, by_context, documents)
 
 
-def figure(value: dict) -> "Figure":
+def figure(value: dict) -> Figure:
     """Loss against the tokens seen before a target in its window, and against its position in the document, in octaves."""
     from matplotlib.figure import Figure  # the class itself: no global state, no display
 
     drawn = Figure(figsize=(8, 4.5), layout="constrained")
     axes = drawn.subplots()
-    for name, label, colour in (("loss_by_context", "tokens seen before", "tab:blue"), ("loss_by_position", "position in the document", "tab:gray")):
+    for name, label, colour in (
+        ("loss_by_context", "tokens seen before", "tab:blue"),
+        ("loss_by_position", "position in the document", "tab:gray"),
+    ):
         buckets = log_buckets(value[name])
         edges = [max(bucket["start"], 0.5) for bucket in buckets] + [buckets[-1]["stop"]]  # a log axis has no 0
         axes.stairs([bucket["loss"] for bucket in buckets], edges, baseline=None, color=colour, linewidth=2, label=f"by {label}")

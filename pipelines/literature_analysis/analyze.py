@@ -81,12 +81,21 @@ def open_shelf(path: Path, shelf: str | Path, what: str = "--shelf"):
 
 
 def prepare(
-    path: Path, shelf: TokenStore, questions: list[str], *, sources: int = 4, candidates: int = 256, new_tokens: int = 64, context: int | None = None
+    path: Path,
+    shelf: TokenStore,
+    questions: list[str],
+    *,
+    sources: int = 4,
+    candidates: int = 256,
+    new_tokens: int = 64,
+    context: int | None = None,
 ) -> Asked:
     """Raises ValueError, one line, for input that is wrong, before anything is started."""
     source = open_source(path)
     if source.model.top_blocks is not None:
-        raise ValueError(f"{source.folder} was trained with model.top_blocks, whose choice needs whole blocks of queries: it cannot generate yet")
+        raise ValueError(
+            f"{source.folder} was trained with model.top_blocks, whose choice needs whole blocks of queries: it cannot generate yet"
+        )
     context = source.context if context is None else context
     if context > source.context:
         raise ValueError(f"--context {context} is more than the {source.context} tokens that the model was trained at")
@@ -101,7 +110,9 @@ def prepare(
     QuestionPieces(store, encoded, [(number, None) for number in range(len(questions))], context)
     left = context - 1 - max(map(len, encoded)) - len(store.tokenizer.encode(ANSWER))
     if not 0 < new_tokens <= left // 2:
-        raise ValueError(f"--max-tokens is {new_tokens}; it must be at least 1 and at most half of the {left} tokens that the question leaves of {context}")
+        raise ValueError(
+            f"--max-tokens is {new_tokens}; it must be at least 1 and at most half of the {left} tokens that the question leaves of {context}"
+        )
     rows = np.flatnonzero(store.lengths > 0)
     if not len(rows):
         raise ValueError(f"{store.folder} has no paper with a token; name another --shelf")
@@ -119,7 +130,8 @@ def analyze(asked: Asked, process) -> list[Answer]:
     Memory: a vector a section of the shelf, and the model.
     """
     from workers.inference.generate import load_decoder
-    from workers.inference.process import process as run_piece, summaries
+    from workers.inference.process import process as run_piece
+    from workers.inference.process import summaries
 
     model, store, papers = load_decoder(asked.source.weights), asked.store, asked.papers
     alone = QuestionPieces(store, asked.encoded, [(number, None) for number in range(len(asked.questions))], asked.context)
@@ -164,7 +176,7 @@ def _prompt(asked: Asked, number: int, best: list[tuple[Section, float]]) -> tup
 
 def name_of(store: TokenStore, section: Section) -> tuple[str, str]:
     """The paper's title, and the section's heading ("" for what stands before the first)."""
-    line = lambda start, stop: store.tokenizer.decode(store[section.row][start:stop], skip_special=True).strip().partition("\n")[0]  # noqa: E731
+    line = lambda start, stop: store.tokenizer.decode(store[section.row][start:stop], skip_special=True).strip().partition("\n")[0]
     details = store.details(section.row) or {}
     title = details.get("title") or line(0, 256) or store.paths(section.row)
     return title, line(section.start, min(section.stop, section.start + 256)) if section.number else ""

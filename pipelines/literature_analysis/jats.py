@@ -10,10 +10,7 @@ from pipelines.literature_analysis.references import Reference, doi_name, refere
 
 _SECTIONS = ("sec", "app", "ack", "glossary", "notes", "fn-group", "bio", "boxed-text")
 _NAMES = {"ack": "Acknowledgements", "fn-group": "Footnotes", "glossary": "Glossary", "app": "Appendix"}
-_BLOCKS = (
-    "p title disp-quote disp-formula fig table-wrap caption list list-item def-item table-wrap-foot fn verse-group "
-    "statement".split()
-)
+_BLOCKS = "p title disp-quote disp-formula fig table-wrap caption list list-item def-item table-wrap-foot fn verse-group statement".split()
 _DROPPED = ("ref-list", "object-id", "graphic", "media")
 _CREATIVE = re.compile(r"creativecommons\.org/(?:licenses/([a-z-]+)/(\d\.\d)|publicdomain/zero/(\d\.\d))")
 

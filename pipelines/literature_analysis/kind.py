@@ -90,10 +90,7 @@ class Papers:
             papers = [_member(files[i], facts[i]) for i in members]
             for number, shelf in enumerate(shelves.shelved(papers, self.shelves, self.shelf_papers, self.shelf_bytes)):
                 rows = [files[members[at]] for at in shelf]
-                places += [
-                    Place(file, file.name, f"{name}-{number:05d}", first=file is rows[0], last=file is rows[-1])
-                    for file in rows
-                ]
+                places += [Place(file, file.name, f"{name}-{number:05d}", first=file is rows[0], last=file is rows[-1]) for file in rows]
         return places, left_out
 
     def read(self, place: Place, data: bytes) -> Document:

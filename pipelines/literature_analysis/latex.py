@@ -23,9 +23,7 @@ _MAIN = re.compile(r"(?m)^[^%\n]{0,200}?\\document(?:class|style)\b")
 _INCLUDED = re.compile(r"\\(?:input|include|subfile)[ \t]*(?:\{([^{}\n]{1,200})\}|[ \t]([\w./-]{1,200}))")
 _DEEPEST, _LARGEST = 16, 32 << 20
 _LEVELS = {"part": 0, "chapter": 0, "section": 1, "subsection": 2, "subsubsection": 3, "paragraph": 4, "subparagraph": 5}
-_CITES = re.compile(
-    r"(?:no|foot|full|paren|text|auto|smart|super)?[cC]ite(?:p|t|alp|alt|author|year|yearpar|text|num|n|A|NP|as|s)?"
-)
+_CITES = re.compile(r"(?:no|foot|full|paren|text|auto|smart|super)?[cC]ite(?:p|t|alp|alt|author|year|yearpar|text|num|n|A|NP|as|s)?")
 _MATH = frozenset("equation align gather multline eqnarray displaymath math flalign alignat array split".split())
 _OPEN = frozenset(
     "document center flushleft flushright itemize enumerate description quote quotation figure table wrapfigure "
@@ -164,9 +162,7 @@ def _cited(source: str, position: int) -> tuple[list[str], str | None, str | Non
 class _Body:
     """Writes TeX into a draft."""
 
-    _TOKEN = re.compile(
-        r"\\([A-Za-z]+)(\*?)|\\(.)|(\$\$?)|([{}])|(\n[ \t]*\n\s*)|(---?|``|''|~)|[^\\${}\n~`'-]+|\n|.", re.S
-    )
+    _TOKEN = re.compile(r"\\([A-Za-z]+)(\*?)|\\(.)|(\$\$?)|([{}])|(\n[ \t]*\n\s*)|(---?|``|''|~)|[^\\${}\n~`'-]+|\n|.", re.S)
 
     def __init__(self, draft: Draft, chapters: bool, inner: bool = False):
         self.draft, self.deeper, self.inner = draft, 1 if chapters else 0, inner

@@ -93,4 +93,3 @@ def running_heads(pages: list[list[str]], edge: int = 2) -> list[set[int]]:
 
 def _head(line: str) -> str:
     return re.sub(r"\d+", "#", line).strip().casefold()
-

@@ -164,9 +164,7 @@ def _joined(lines: list[Line]) -> list[Line]:
         if last and _overlap(last, line) > 0.4 * min(last.size, line.size) and -2 < line.left - last.right < 0.6 * last.size:
             larger = max(last, line, key=lambda part: part.size)
             gap = " " if line.left - last.right > 0.15 * larger.size else ""
-            joined[-1] = Line(
-                last.text + gap + line.text, last.left, line.right, larger.bottom, larger.top, larger.size
-            )
+            joined[-1] = Line(last.text + gap + line.text, last.left, line.right, larger.bottom, larger.top, larger.size)
         else:
             joined.append(line)
     return joined

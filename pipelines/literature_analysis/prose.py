@@ -25,9 +25,7 @@ _NAMED = _LISTS | frozenset(
     "conclusions and future work,acknowledgments,acknowledgements,acknowledgment,acknowledgement,appendix,keywords,"
     "evaluation,experiments,experimental results,future work,copyright".split(",")
 )
-_NUMBERED = re.compile(
-    r"(?:(\d{1,2}(?:\.\d{1,2}){0,4})\.?|[A-Z](?:\.\d{1,2}){1,3}\.?|([IVX]{1,5})\.)[ \t]+([^\W\d_].{1,100})"
-)
+_NUMBERED = re.compile(r"(?:(\d{1,2}(?:\.\d{1,2}){0,4})\.?|[A-Z](?:\.\d{1,2}){1,3}\.?|([IVX]{1,5})\.)[ \t]+([^\W\d_].{1,100})")
 _ENTRY = re.compile(r"(?m)^[ \t]*(?:\[([^\]\s]{1,30})\]:?|(\d{1,3})[.)])[ \t]+(?=\S)")
 _NAME = r"(?<![\w'’-])[^\W\d_a-zß-ÿ][\w'’-]{1,40}(?![\w'’-])"  # whole words only, or long ones take quadratic time
 _AUTHOR_LINE = re.compile(rf"(?m)^[ \t]*(?=(?:{_NAME}[ -]){{0,2}}{_NAME},[ \t]{{1,3}}(?:[^\W\d_a-zß-ÿ]|and\b|et\b))")

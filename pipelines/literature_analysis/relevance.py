@@ -10,8 +10,8 @@ Legend: M sections, D model size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Iterable
 
 import numpy as np
 
@@ -93,6 +93,6 @@ def nearest(shelf: Iterable[Summary], questions: list[np.ndarray], most: int) ->
         weights.append(summary.counts)
     vectors_MD, weights_M = np.concatenate(vectors), np.concatenate(weights)
     middle = (vectors_MD * weights_M[:, None]).sum(0) / weights_M.sum()
-    unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)  # noqa: E731
+    unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)
     near = [unit(vectors_MD - middle) @ unit(question - middle) for question in questions]
     return [[names[i] for i in np.argsort(-cosine, kind="stable")[:most]] for cosine in near]

@@ -13,7 +13,14 @@ from pipelines.corpus.tokenizer import FILE_NAME, load_tokenizer
 from pipelines.models.source import ORIGIN, open_source
 from workers.inference.generate import load_decoder
 from workers.model.huggingface import (
-    check_weights, from_huggingface, is_model_folder, model_tensors, new_folder, read_config, to_huggingface, write_folder,
+    check_weights,
+    from_huggingface,
+    is_model_folder,
+    model_tensors,
+    new_folder,
+    read_config,
+    to_huggingface,
+    write_folder,
 )  # fmt: skip
 from workers.model.huggingface.config import ARCHITECTURES
 from workers.model.huggingface.peft import save_adapter
@@ -86,7 +93,9 @@ def export_adapter(path: Path, out: Path, dtype: str | None = None) -> Exported:
     trained = checkpoints.read_weights(source.weights)
     save_adapter(out, trained, adapter, source.model, Path(base.folder), wanted)
     count = sum(tensor.numel() for tensor in trained.values())
-    return Exported(str(out), f"adapter of {ARCHITECTURES[raw['model_type']]}", count, str(wanted).removeprefix("torch."), str(source.weights))
+    return Exported(
+        str(out), f"adapter of {ARCHITECTURES[raw['model_type']]}", count, str(wanted).removeprefix("torch."), str(source.weights)
+    )
 
 
 def _tokenizer_files(run: Path, with_config: bool) -> dict[str, str]:

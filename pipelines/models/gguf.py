@@ -37,7 +37,7 @@ SPLITS = {
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # of ``tokenizer.ggml.token_type``
 
 
-def open_gguf(path: Path) -> tuple[dict, "GGUFTensors", str, dict[str, str]]:
+def open_gguf(path: Path) -> tuple[dict, GGUFTensors, str, dict[str, str]]:
     """The config, the tensors, tokenizer.json, and the other files of a model folder, by name.
 
     Raises ValueError, one line, for a file that is no GGUF, and by name for an architecture or a tokenizer that is not supported.
@@ -223,7 +223,10 @@ def _pre_tokenizer(pre: str, prefix_space: bool) -> dict:
     if pre == "smollm":
         steps = [{"type": "Digits", "individual_digits": True}, _byte_level(prefix_space, True)]
     else:
-        steps = [{"type": "Split", "pattern": {"Regex": SPLITS[pre]}, "behavior": "Isolated", "invert": False}, _byte_level(prefix_space, False)]
+        steps = [
+            {"type": "Split", "pattern": {"Regex": SPLITS[pre]}, "behavior": "Isolated", "invert": False},
+            _byte_level(prefix_space, False),
+        ]
     return {"type": "Sequence", "pretokenizers": steps}
 
 

@@ -43,7 +43,9 @@ def open_source(path: Path, what: str = "--checkpoint") -> Source:
     run, checkpoint = checkpoint_of(path, what)
     config = load_config(str(run / "config.yaml")).at(checkpoints.read_progress(checkpoint).step)
     unit = read_mapping(run / "corpus.json").get("unit", "row")
-    return Source(run, checkpoint, checkpoints.read_model(checkpoint), config.training.context, unit=unit, infill=config.corpus.fim_rate > 0)
+    return Source(
+        run, checkpoint, checkpoints.read_model(checkpoint), config.training.context, unit=unit, infill=config.corpus.fim_rate > 0
+    )
 
 
 def checkpoint_of(path: Path, what: str = "--checkpoint") -> tuple[Path, Path]:

@@ -109,7 +109,9 @@ def _around_blocks(shape: Shape) -> list[Item]:
         items.append(Item("activations", shape.x_part + tokens // shape.mesh.tp * FP32, "the input of the last norm"))
         items.append(Item("loss", shape.x, "the gradient of the hidden states"))
     if shape.mesh.pp > 1:
-        items.append(Item("stages", 2 * shape.x_part * (shape.in_flight + 1), "hidden states and their gradients on their way between stages"))
+        items.append(
+            Item("stages", 2 * shape.x_part * (shape.in_flight + 1), "hidden states and their gradients on their way between stages")
+        )
     return items
 
 
@@ -144,7 +146,10 @@ def gradients(shape: Shape, when: str) -> list[Item]:
     if not shape.shards:
         present = outside + (0 if shape.micro_steps > 1 else done * held.block_trained)
         return [*_earlier_gradients(shape), Item("gradients", present * FP32, "float32")]
-    items = [*_earlier_gradients(shape), Item("gradients", outside * shape.element, "of the embedding and the head, whole until backward ends")]
+    items = [
+        *_earlier_gradients(shape),
+        Item("gradients", outside * shape.element, "of the embedding and the head, whole until backward ends"),
+    ]
     if shape.micro_steps == 1 and shape.config.memory.optimizer == "device":
         items.append(Item("gradients", done * held.block_trained_shard * FP32, "of the blocks, float32, this rank's shards"))
     if when == "end":

@@ -108,11 +108,11 @@ class Held:
     largest: int
 
     @classmethod
-    def of(cls, found: list[Parameter]) -> "Held":
+    def of(cls, found: list[Parameter]) -> Held:
         first = min(p.block for p in found if p.block is not None)
         block, outside = [p for p in found if p.block == first], [p for p in found if p.block is None]
         head = "lm_head" if any(p.name.startswith("lm_head") for p in outside) else "embed_tokens"
-        tensor = lambda chosen: sum(p.tensor for p in chosen)  # noqa: E731
+        tensor = lambda chosen: sum(p.tensor for p in chosen)
         return cls(
             blocks=len({p.block for p in found if p.block is not None}),
             block=tensor(block),

@@ -20,7 +20,7 @@ def longest(shape: Shape, capacity: int) -> int:
     """
     unit = shape.mesh.length_multiple
     unit *= -(-GRAIN // unit)
-    fits = lambda units: peak(shape.changed("training", context=units * unit)).bytes <= capacity  # noqa: E731
+    fits = lambda units: peak(shape.changed("training", context=units * unit)).bytes <= capacity
     if not fits(1):
         return 0
     low, high = 1, 2

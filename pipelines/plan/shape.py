@@ -106,7 +106,7 @@ class Shape:
         return Held.of(of_stage(self.parameters, self.model, self.mesh.pp, self.stage))
 
     @property
-    def stages(self) -> list["Shape"]:
+    def stages(self) -> list[Shape]:
         """A rank of each stage that may hold most: the first keeps most micro-batches, the last has the loss."""
         return [replace(self, stage=stage) for stage in sorted({0, self.mesh.pp - 1})]
 
@@ -117,7 +117,13 @@ class Shape:
     @property
     def in_flight(self) -> int:
         """Micro-batches whose activations a stage keeps at once."""
-        return 1 if self.mesh.pp == 1 else min(self.mesh.pp - self.stage, self.micro_steps) if self.micro_steps >= self.mesh.pp else self.micro_steps
+        return (
+            1
+            if self.mesh.pp == 1
+            else min(self.mesh.pp - self.stage, self.micro_steps)
+            if self.micro_steps >= self.mesh.pp
+            else self.micro_steps
+        )
 
     @property
     def shards(self) -> bool:
@@ -179,7 +185,7 @@ class Shape:
         """Bytes of ``values`` numbers for each sequence that a rank takes at once."""
         return self.config.training.micro_batch * values * (self.element if element is None else element)
 
-    def changed(self, section: str, **keys) -> "Shape":
+    def changed(self, section: str, **keys) -> Shape:
         """The same rank with other keys in a section of its configuration; the mesh stays. Raises ValueError as the section does."""
         section_value = replace(getattr(self.config, section), **keys)
         return replace(self, config=self.config.model_copy(update={section: section_value}))

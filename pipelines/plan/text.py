@@ -62,7 +62,9 @@ def render(plan: Plan, mesh_line: str, parameters_line: str) -> Group:
     if plan.simulation is not None:
         parts += _simulation(plan.simulation)
         if shape.model.top_blocks is not None:
-            parts.append("which blocks are chosen only the tokens tell: the schedule is that of all blocks, the most that a choice can ask for")
+            parts.append(
+                "which blocks are chosen only the tokens tell: the schedule is that of all blocks, the most that a choice can ask for"
+            )
     return Group(*parts)
 
 

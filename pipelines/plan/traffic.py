@@ -82,7 +82,9 @@ def ulysses(shape: Shape) -> list[Flow]:
     mesh = shape.mesh
     passes = 3 if shape.config.memory.recompute == "full" else 2
     bytes = passes * 2 * (shape.q + shape.kv) * (mesh.ulysses - 1) // mesh.ulysses * shape.held.blocks * shape.micro_steps
-    return [_split(shape, "ulysses", bytes, mesh.ulysses * mesh.tp, False, "queries, keys, values and outputs change between tokens and heads")]
+    return [
+        _split(shape, "ulysses", bytes, mesh.ulysses * mesh.tp, False, "queries, keys, values and outputs change between tokens and heads")
+    ]
 
 
 def tensor(shape: Shape) -> list[Flow]:
@@ -92,7 +94,11 @@ def tensor(shape: Shape) -> list[Flow]:
     block = 8 + recomputed
     bytes = (block * shape.held.blocks + 4) * (mesh.tp - 1) * shape.x_part
     rows = 2 * (mesh.tp - 1) * 3 * shape.tokens * FP32 // mesh.tp  # the loss's maxima, sums and targets
-    return [_split(shape, "tensor", (bytes + rows) * shape.micro_steps, mesh.tp, False, "the sequence gathered for tensor ranks, sums scattered")]
+    return [
+        _split(
+            shape, "tensor", (bytes + rows) * shape.micro_steps, mesh.tp, False, "the sequence gathered for tensor ranks, sums scattered"
+        )
+    ]
 
 
 def data(shape: Shape) -> list[Flow]:

@@ -113,8 +113,7 @@ def evaluation_points(row: dict) -> list[tuple[str, float, int]]:
 
 def _numbers(row: dict) -> dict[str, float]:
     # MLflow turns an infinity into 1.8e308, which flattens every chart; NaN leaves a gap. The file keeps the truth.
-    numbers = {k: v for k, v in row.items()
-               if k not in NOT_METRICS and isinstance(v, (int, float)) and not isinstance(v, bool)}
+    numbers = {k: v for k, v in row.items() if k not in NOT_METRICS and isinstance(v, (int, float)) and not isinstance(v, bool)}
     return {k: float(v) if math.isfinite(v) else math.nan for k, v in numbers.items()}
 
 

@@ -40,8 +40,7 @@ class Record:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise ValueError(f"{run_dir} is being recorded by another process: "
-                             "wait for its end or choose another folder") from None
+            raise ValueError(f"{run_dir} is being recorded by another process: wait for its end or choose another folder") from None
         except OSError as error:
             logger.warning("%s: no file locks here (%s); make sure that one process at a time records it", run_dir, error)
         self.state = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
@@ -63,8 +62,18 @@ class Record:
 
     @staticmethod
     def nothing_sent() -> dict:
-        return {"key": uuid.uuid4().hex, "run_id": None, "experiment_id": None, "metrics_sent": -1, "evaluations_sent": -1,
-                "params_sent": False, "tags_sent": {}, "artifacts_sent": {}, "status_sent": None, "system_samples": 0}
+        return {
+            "key": uuid.uuid4().hex,
+            "run_id": None,
+            "experiment_id": None,
+            "metrics_sent": -1,
+            "evaluations_sent": -1,
+            "params_sent": False,
+            "tags_sent": {},
+            "artifacts_sent": {},
+            "status_sent": None,
+            "system_samples": 0,
+        }
 
     def save(self) -> None:
         with self._guard:

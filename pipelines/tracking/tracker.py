@@ -38,8 +38,16 @@ class Tracker:
     A line may carry `time` (Unix seconds); without it a metric's wall-clock time is the moment it was first sent.
     """
 
-    def __init__(self, run_dir: Path, uri: str, experiment: str, run_name: str, *,
-                 on_step: Callable[[dict], None] | None = None, on_evaluation: Callable[[dict], None] | None = None):
+    def __init__(
+        self,
+        run_dir: Path,
+        uri: str,
+        experiment: str,
+        run_name: str,
+        *,
+        on_step: Callable[[dict], None] | None = None,
+        on_evaluation: Callable[[dict], None] | None = None,
+    ):
         self.run_dir = Path(run_dir).resolve()
         self._uri, self._experiment, self._run_name = absolute_uri(uri), experiment, run_name
         self._callbacks = {"metrics": on_step, "evaluations": on_evaluation}
@@ -55,10 +63,18 @@ class Tracker:
         plain = json.loads(json.dumps(config, default=str))
         record.begin(self._uri, self._experiment, self._run_name)
         if record.state["params_sent"] and record.state["config"] != plain:
-            logger.warning("%s goes on with another configuration: the parameters on record stay those of its first start, "
-                           "config.yaml among its artifacts is the one in force", self.run_dir)
-        record.update(status="RUNNING", status_sent=None, config=plain, tags=record.state.get("tags", {}),
-                      started=record.state.get("started", int(time.time() * 1000)))
+            logger.warning(
+                "%s goes on with another configuration: the parameters on record stay those of its first start, "
+                "config.yaml among its artifacts is the one in force",
+                self.run_dir,
+            )
+        record.update(
+            status="RUNNING",
+            status_sent=None,
+            config=plain,
+            tags=record.state.get("tags", {}),
+            started=record.state.get("started", int(time.time() * 1000)),
+        )
         for key, value in tags.items():
             record.tag(key, value)
         record.keep("config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
@@ -104,10 +120,15 @@ class Tracker:
         try:
             self._record.save()
             if not complete:
-                logger.warning("%d steps and evaluations of %s are not on record at %s yet; nothing is lost, they wait in the "
-                               "folder. Resume the run, or when the server is back: "
-                               "python -c \"from pipelines.tracking import send; send(%r)\"",
-                               self.info.waiting, self.run_dir, self.info.uri, str(self.run_dir))
+                logger.warning(
+                    "%d steps and evaluations of %s are not on record at %s yet; nothing is lost, they wait in the "
+                    "folder. Resume the run, or when the server is back: "
+                    'python -c "from pipelines.tracking import send; send(%r)"',
+                    self.info.waiting,
+                    self.run_dir,
+                    self.info.uri,
+                    str(self.run_dir),
+                )
         except OSError as error:
             logger.warning("the state of the recording can't be written to %s: %s", self.run_dir, error)
         self._record.close()
@@ -120,8 +141,7 @@ class Tracker:
             logger.warning("artifact %s is not recorded: %s", name, error)
 
     def _read(self, shown: dict[str, int]) -> None:
-        tails = {name: Tail(self.run_dir / f"{name}.jsonl", after=shown[name])
-                 for name, call in self._callbacks.items() if call}
+        tails = {name: Tail(self.run_dir / f"{name}.jsonl", after=shown[name]) for name, call in self._callbacks.items() if call}
         while True:
             last_round = self._closing.wait(POLL_S)
             for name, tail in tails.items():
@@ -153,15 +173,22 @@ class Tracker:
                     return  # `close` has said what is left
                 if away_since is None:
                     away_since = time.monotonic()
-                    logger.warning("MLflow at %s takes nothing (%s); the run goes on, its metrics wait in %s",
-                                   public_uri(self._uri), first_line(error), self.run_dir)
+                    logger.warning(
+                        "MLflow at %s takes nothing (%s); the run goes on, its metrics wait in %s",
+                        public_uri(self._uri),
+                        first_line(error),
+                        self.run_dir,
+                    )
                 backoff = 1.0 if last_round else min(2 * backoff, LONGEST_BACKOFF_S)
                 (self._abandoned if last_round else self._closing).wait(backoff)
                 continue
             if away_since is not None:
-                logger.warning("MLflow at %s is back after %.0f s; what waited is being sent%s",
-                               public_uri(self._uri), time.monotonic() - away_since,
-                               f", except {writer.dropped_samples} samples of system metrics" if writer.dropped_samples else "")
+                logger.warning(
+                    "MLflow at %s is back after %.0f s; what waited is being sent%s",
+                    public_uri(self._uri),
+                    time.monotonic() - away_since,
+                    f", except {writer.dropped_samples} samples of system metrics" if writer.dropped_samples else "",
+                )
                 backoff, away_since, writer.dropped_samples = 1.0, None, 0
             if last_round and not more:
                 self._done.set()

@@ -22,8 +22,10 @@ def absolute_uri(uri: str) -> str:
             raise ValueError(f"tracking uri {uri!r}: write sqlite:////absolute/path/mlflow.db, without '?' and '#'")
         return f"sqlite:///{Path(path).absolute()}"
     if scheme in ("", "file") and not uri.startswith("databricks"):
-        raise ValueError(f"tracking uri {uri!r}: MLflow has no file store any more; use sqlite:////absolute/path/mlflow.db "
-                         "or the address of a server, http://host:port")
+        raise ValueError(
+            f"tracking uri {uri!r}: MLflow has no file store any more; use sqlite:////absolute/path/mlflow.db "
+            "or the address of a server, http://host:port"
+        )
     return uri
 
 

@@ -56,14 +56,17 @@ class Writer:
     def _import_mlflow(self) -> None:
         # ~3 CPU seconds, so here and not at the top. It must not call home from a training cluster nor write to stdout, and
         # its retries must not add up to the four minutes of its defaults: this file retries by itself.
-        for name, value in (("MLFLOW_DISABLE_TELEMETRY", "true"), ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
-                            ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"), ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")):
+        for name, value in (
+            ("MLFLOW_DISABLE_TELEMETRY", "true"),
+            ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
+            ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"),
+            ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+        ):
             os.environ.setdefault(name, value)
         import mlflow
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        for chatty, level in (("mlflow", logging.WARNING), ("alembic", logging.WARNING),
-                              ("urllib3.connectionpool", logging.ERROR)):
+        for chatty, level in (("mlflow", logging.WARNING), ("alembic", logging.WARNING), ("urllib3.connectionpool", logging.ERROR)):
             logging.getLogger(chatty).setLevel(level)
         self._system = SystemMetricsMonitor(self.run_id, tracking_uri=self.uri)
         self.mlflow, self.client = mlflow, mlflow.MlflowClient(tracking_uri=self.uri)
@@ -75,8 +78,9 @@ class Writer:
         self._system.collect_metrics()
         number, now = self.record.state["system_samples"], int(time.time() * 1000)
         self.dropped_samples += len(self._samples) == SYSTEM_SAMPLES_KEPT
-        self._samples.append([self.mlflow.entities.Metric(f"system/{clean_key(k)}", v, now, number)
-                              for k, v in self._system.aggregate_metrics().items()])
+        self._samples.append(
+            [self.mlflow.entities.Metric(f"system/{clean_key(k)}", v, now, number) for k, v in self._system.aggregate_metrics().items()]
+        )
         for monitor in self._system.monitors:
             monitor.clear_metrics()
         self.record.update(system_samples=number + 1)
@@ -95,8 +99,9 @@ class Writer:
             experiment_id = self._experiment()
             own = f"tags.`ringspan.record` = '{state['key']}'"
             if not (runs := self.client.search_runs([experiment_id], own)):
-                self.client.create_run(experiment_id, start_time=state["started"], run_name=state["run_name"],
-                                       tags={"ringspan.record": state["key"]})
+                self.client.create_run(
+                    experiment_id, start_time=state["started"], run_name=state["run_name"], tags={"ringspan.record": state["key"]}
+                )
                 runs = self.client.search_runs([experiment_id], own)
             for surplus in runs[1:]:  # left by requests that were carried out although their answer came too late
                 self.client.delete_run(surplus.info.run_id)
@@ -133,8 +138,11 @@ class Writer:
         except self.mlflow.exceptions.MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
-            logger.warning("parameters on record stay as they are, MLflow lets nobody change them (%s); the configuration in "
-                           "force is the artifact config.yaml", first_line(error))
+            logger.warning(
+                "parameters on record stay as they are, MLflow lets nobody change them (%s); the configuration in "
+                "force is the artifact config.yaml",
+                first_line(error),
+            )
         self.record.update(params_sent=True)
 
     def _send_tags(self) -> None:

@@ -63,7 +63,7 @@ class Side:
             self.answers.append(queue.Queue())
             threading.Thread(target=self._listen, args=(process.stdout, self.answers[-1]), daemon=True).start()
 
-    def __enter__(self) -> "Side":
+    def __enter__(self) -> Side:
         return self
 
     def __exit__(self, *_) -> None:

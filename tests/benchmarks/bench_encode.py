@@ -18,12 +18,12 @@ import time
 
 os.environ["RAYON_NUM_THREADS"] = "1"  # before the library is loaded
 
-import numpy as np  # noqa: E402
-import tokenizers  # noqa: E402
+import numpy as np
+import tokenizers
 
-from pipelines.corpus.decode import Unreadable, read_text  # noqa: E402
-from pipelines.corpus.find import find_code  # noqa: E402
-from pipelines.corpus.tokenizer import LibraryTokenizer, load_tokenizer, parse_spec, train_bpe  # noqa: E402
+from pipelines.corpus.decode import Unreadable, read_text
+from pipelines.corpus.find import find_code
+from pipelines.corpus.tokenizer import LibraryTokenizer, load_tokenizer, parse_spec, train_bpe
 
 
 def texts(paths: list[str], megabytes: float) -> list[str]:

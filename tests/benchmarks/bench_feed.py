@@ -64,12 +64,21 @@ def main() -> None:
         size = sum(path.stat().st_size for path in Path(folder).glob("shard-*")) / 1e6
         plan = WindowPlan(store, options.context)
         stop = (options.windows or len(plan)) // options.dp * options.dp
-        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=options.budget << 20)
+        ray.init(
+            "local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=options.budget << 20,
+        )
         config = feed.MeshDataConfig(options.dp, 1, options.context)
         data = feed.dataset(plan, options.context, options.dp, 0, stop)
         splits = [rank["train"] for rank in config.configure({"train": data}, options.dp, None, None)]
         leaders = [Leader.remote() for _ in splits]
-        rows = ray.get([leader.read.remote(split, rank, options.dp, stop // options.dp) for rank, (leader, split) in enumerate(zip(leaders, splits))])
+        rows = ray.get(
+            [leader.read.remote(split, rank, options.dp, stop // options.dp) for rank, (leader, split) in enumerate(zip(leaders, splits))]
+        )
         spilled = spilled_bytes()
         ray.shutdown()
     tokens = sum(row["windows"] for row in rows) * options.context

@@ -16,8 +16,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Callable
 
 import torch
 

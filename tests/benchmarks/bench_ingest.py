@@ -223,7 +223,9 @@ def measure(options, folder: Path) -> dict:
 
     ours = table.time(f"ingest, {options.cpus} CPUs", make)
     ray.shutdown()
-    again = table.time("ingest again, nothing changed", lambda: ((report := reusable(find(KIND, paths, str(tokenizer)), out)).bytes, report.tokens))
+    again = table.time(
+        "ingest again, nothing changed", lambda: ((report := reusable(find(KIND, paths, str(tokenizer)), out)).bytes, report.tokens)
+    )
     store = TokenStore.open(out)
     path_of = {file.name: file.path for file in KIND.find(paths)[0]}
     kept = folder / "kept.txt"
@@ -244,7 +246,15 @@ def measure(options, folder: Path) -> dict:
     goals["round trip"] = wrong == [0]
     skipped = store.manifest["skipped"]
     print(f"kept {len(store):,} files, left out: " + ", ".join(f"{count:,} {reason}" for reason, count in skipped.items()), file=sys.stderr)
-    return {"tokenizer": options.tokenizer, "files": len(store), "bytes": size, "tokens": store.tokens, "skipped": skipped, "rows": table.rows, "goals": goals}
+    return {
+        "tokenizer": options.tokenizer,
+        "files": len(store),
+        "bytes": size,
+        "tokens": store.tokens,
+        "skipped": skipped,
+        "rows": table.rows,
+        "goals": goals,
+    }
 
 
 if __name__ == "__main__":

@@ -45,11 +45,18 @@ def measure(lengths: list[int], ring: int) -> list[dict]:
     for length in lengths:
         value = peak(length, ring)
         row = {
-            "ring": ring, "tokens": length, "further_tokens": length - BASELINE * ring,
-            "peak_mib": value / MIB, "activations_mib": (value - baseline) / MIB,
+            "ring": ring,
+            "tokens": length,
+            "further_tokens": length - BASELINE * ring,
+            "peak_mib": value / MIB,
+            "activations_mib": (value - baseline) / MIB,
         }
         row["kib_per_token"] = row["activations_mib"] * MIB / KIB / row["further_tokens"]
-        print(f"{ring:>5} {length:>8} | {row['peak_mib']:9.1f} {row['activations_mib']:12.1f} {row['kib_per_token']:10.2f}", file=sys.stderr, flush=True)
+        print(
+            f"{ring:>5} {length:>8} | {row['peak_mib']:9.1f} {row['activations_mib']:12.1f} {row['kib_per_token']:10.2f}",
+            file=sys.stderr,
+            flush=True,
+        )
         rows.append(row)
     return rows
 

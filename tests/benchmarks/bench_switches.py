@@ -30,7 +30,16 @@ from pipelines.config import load_config
 from tests.benchmarks.common import MeasurementFailed, launch
 from workers.parallel.memory import MemoryConfig
 
-SMOLLM2 = {"dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "ffn_dim": 1536, "vocab_size": 49152, "rope_theta": 1e5, "tie_embeddings": True}
+SMOLLM2 = {
+    "dim": 576,
+    "layers": 30,
+    "heads": 9,
+    "kv_heads": 3,
+    "ffn_dim": 1536,
+    "vocab_size": 49152,
+    "rope_theta": 1e5,
+    "tie_embeddings": True,
+}
 CASES = {
     "none": {},
     "full": {"recompute": "full"},
@@ -68,7 +77,10 @@ def measure(case: str, model: dict, length: int, precision: str, options) -> dic
 def switches(options) -> dict:
     """A row a case, length and precision; a case that fails is reported and the others go on."""
     model = model_of(options)
-    print(f"{'case':>15} {'tokens':>7} {'type':>5} | {'peak GiB':>9} {'saved':>6} {'CPU s':>9} {'ratio':>6} {'loss':>12} {'grad norm':>12}", file=sys.stderr)
+    print(
+        f"{'case':>15} {'tokens':>7} {'type':>5} | {'peak GiB':>9} {'saved':>6} {'CPU s':>9} {'ratio':>6} {'loss':>12} {'grad norm':>12}",
+        file=sys.stderr,
+    )
     rows, failed = [], []
     for precision in options.precisions:
         for length in options.lengths:

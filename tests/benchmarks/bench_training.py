@@ -44,7 +44,13 @@ def run_ours(mesh: dict, length: int, steps: int, start: str, peers: Path) -> di
     """One run of ``train``: ``cpu_s``, ``rss_gib``, and ``loss`` and ``gnorm`` of every step."""
     with tempfile.TemporaryDirectory() as run:
         ranks = launch(
-            "training_run", mesh.get("ring", 1) * mesh.get("tp", 1), model=MODEL, mesh=mesh, run=run, start=start, peers=str(peers),
+            "training_run",
+            mesh.get("ring", 1) * mesh.get("tp", 1),
+            model=MODEL,
+            mesh=mesh,
+            run=run,
+            start=start,
+            peers=str(peers),
             training={**OPTIMIZER, "steps": steps, "context": length},
         )
         rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]

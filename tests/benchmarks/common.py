@@ -192,7 +192,12 @@ def training_run(
     train(job, built, windows, after_backward=after_backward)
     steps = [after - before for before, after in zip(seconds, seconds[1:])]
     last_pass = seconds[-1] - reads[-settings.micro_steps(built.spec.dp) * settings.micro_batch] if reads else None
-    return {"cpu_seconds": upper_median(steps) if steps else None, "pass_seconds": last_pass, "peak_bytes": peaks[-1], "whole_peak_bytes": peak_resident_bytes()}
+    return {
+        "cpu_seconds": upper_median(steps) if steps else None,
+        "pass_seconds": last_pass,
+        "peak_bytes": peaks[-1],
+        "whole_peak_bytes": peak_resident_bytes(),
+    }
 
 
 def loss_run(tokens: int, vocabulary: int, hidden: int, chunk: int) -> dict:

@@ -72,9 +72,13 @@ def content(rng: random.Random) -> bytes:
     if kind == 1 and rng.random() < 0.3:
         return rng.randbytes(rng.randrange(200))
     if kind == 2:
-        return f"{rng.choice(['', chr(10), '#!x' + chr(10)])}# -*- coding: {rng.choice(_COOKIES)} -*-\n".encode() + b"".join(rng.choices(_PIECES, k=3))
+        return f"{rng.choice(['', chr(10), '#!x' + chr(10)])}# -*- coding: {rng.choice(_COOKIES)} -*-\n".encode() + b"".join(
+            rng.choices(_PIECES, k=3)
+        )
     if kind == 3:
-        return "".join(rng.choices(["é", "\r\n", "\0", "x", "\ud800"], k=9)).encode(rng.choice(["utf-16", "utf-16-le", "utf-32", "utf-8"]), "surrogatepass")
+        return "".join(rng.choices(["é", "\r\n", "\0", "x", "\ud800"], k=9)).encode(
+            rng.choice(["utf-16", "utf-16-le", "utf-32", "utf-8"]), "surrogatepass"
+        )
     if kind == 4 and rng.random() < 0.05:
         return rng.choice(_PIECES) * rng.randrange(1, 100_000)
     pieces = _PIECES if rng.random() < 0.3 else [piece for piece in _PIECES if piece.isascii() and b"\0" not in piece]
@@ -114,7 +118,9 @@ def tree(rng: random.Random, root: bytes, depth: int = 0) -> None:
 
 
 def archive(rng: random.Random, path: bytes) -> bytes:
-    names = [os.fsdecode(rng.choice([b"", b"p/", b"../", b"/", b"p/vendor/", b"./", b"p//"]) + file_name(rng)) for _ in range(rng.randrange(8))]
+    names = [
+        os.fsdecode(rng.choice([b"", b"p/", b"../", b"/", b"p/vendor/", b"./", b"p//"]) + file_name(rng)) for _ in range(rng.randrange(8))
+    ]
     buffer = io.BytesIO()
     if path.lower().endswith(b".zip"):
         with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as made:
@@ -127,7 +133,9 @@ def archive(rng: random.Random, path: bytes) -> bytes:
         with tarfile.open(fileobj=buffer, mode="w", format=rng.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])) as made:
             for name in names:
                 info, data = tarfile.TarInfo(name), content(rng)
-                info.type = rng.choice([tarfile.REGTYPE] * 6 + [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+                info.type = rng.choice(
+                    [tarfile.REGTYPE] * 6 + [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
+                )
                 info.linkname = rng.choice(names) if info.issym() or info.islnk() else ""
                 info.size = len(data) if info.isreg() else 0
                 made.addfile(info, io.BytesIO(data))
@@ -222,7 +230,10 @@ def example(seed: int, folder: Path, outcome: Outcome) -> None:
         subprocess.run(["find", root, "-type", "p", "-delete"], check=True)  # git itself waits for a pipe named .gitignore
         git = ["git", "-c", "safe.directory=*", "-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false", "-C", str(root)]
         shutil.rmtree(root / ".git", ignore_errors=True)
-        made = [subprocess.run([*git, *step], capture_output=True, timeout=60) for step in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "1", "--allow-empty"])]
+        made = [
+            subprocess.run([*git, *step], capture_output=True, timeout=60)
+            for step in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "1", "--allow-empty"])
+        ]
         if not any(step.returncode for step in made):
             check(kind, [f"{root}@HEAD"], outcome)
     seconds = time.monotonic() - started
@@ -253,7 +264,12 @@ def main() -> None:
     outcome = fuzz(options.examples, options.seed)
     for kind, count in outcome.reasons.most_common():
         print(f"{count:>8,} {kind}")
-    told = {"examples": options.examples, "seconds": round(time.monotonic() - started, 1), "kept": outcome.kept, "slowest_seconds": round(outcome.slowest, 2)}
+    told = {
+        "examples": options.examples,
+        "seconds": round(time.monotonic() - started, 1),
+        "kept": outcome.kept,
+        "slowest_seconds": round(outcome.slowest, 2),
+    }
     print(json.dumps({**told, "left_out": dict(outcome.reasons)}))
 
 

@@ -32,14 +32,26 @@ def recorded(tmp_path_factory) -> tuple[Path, TrackerInfo]:
     tracker.start({"model": {"layers": 2}}, {"corpus.fingerprint": "abc"})
     with (run_dir / "metrics.jsonl").open("w") as file:
         for step in range(1, 21):
-            file.write(json.dumps({"step": step, "tokens": 512 * step, "loss": LAST_LOSS + (20 - step) / 8,
-                                   "grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 900.0,
-                                   "peak_memory_bytes": 1 << 28, "loader_wait_seconds": 0.0,
-                                   "exposed_comm_seconds": 0.0, "skipped_steps": 0}) + "\n")
+            file.write(
+                json.dumps(
+                    {
+                        "step": step,
+                        "tokens": 512 * step,
+                        "loss": LAST_LOSS + (20 - step) / 8,
+                        "grad_norm": 1.0,
+                        "learning_rate": 1e-3,
+                        "tokens_per_second": 900.0,
+                        "peak_memory_bytes": 1 << 28,
+                        "loader_wait_seconds": 0.0,
+                        "exposed_comm_seconds": 0.0,
+                        "skipped_steps": 0,
+                    }
+                )
+                + "\n"
+            )
     with (run_dir / "evaluations.jsonl").open("w") as file:
         for step, loss in ((0, 5.0), (20, 2.0)):
-            parts = [{"start": s, "stop": 2 * s or 16, "loss": loss - i / 4, "targets": 16}
-                     for i, s in enumerate((0, 16, 32, 64, 128))]
+            parts = [{"start": s, "stop": 2 * s or 16, "loss": loss - i / 4, "targets": 16} for i, s in enumerate((0, 16, 32, 64, 128))]
             file.write(json.dumps({"step": step, "tokens": 512 * step, "loss": loss, "loss_by_position": parts}) + "\n")
     tracker.log_figure(loss_by_position_figure(read_rows(run_dir / "evaluations.jsonl")), "loss_by_position.png")
     tracker.log_figure(loss_figure(read_rows(run_dir / "metrics.jsonl")), "loss.png")
@@ -84,9 +96,20 @@ def descendants(pid: int) -> list[int]:
 
 def browse(chromium: str, profile: Path, url: str, *what: str) -> str:
     """What headless chromium has at `url` once its scripts have run: a virtual clock waits for the requests of the page."""
-    command = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-               "--disable-background-networking", "--no-first-run", "--window-size=1900,1100",
-               "--virtual-time-budget=30000", f"--user-data-dir={profile}", *what, url]
+    command = [
+        chromium,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--no-first-run",
+        "--window-size=1900,1100",
+        "--virtual-time-budget=30000",
+        f"--user-data-dir={profile}",
+        *what,
+        url,
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     return result.stdout
@@ -99,7 +122,7 @@ def test_the_page_of_a_run_shows_its_loss(chromium, address, recorded, tmp_path)
     text = re.sub(r"<[^>]+>", "\n", dom)
     cells = [line.strip() for line in text.splitlines() if line.strip()]
     assert "tiny" in cells and "loss" in cells and "heldout/loss" in cells
-    assert str(LAST_LOSS) in cells[cells.index("loss"):][:5]
+    assert str(LAST_LOSS) in cells[cells.index("loss") :][:5]
 
 
 def test_the_figures_of_a_run_are_on_its_pages(chromium, address, recorded, tmp_path):
@@ -114,8 +137,12 @@ def test_the_figures_of_a_run_are_on_its_pages(chromium, address, recorded, tmp_
 
 def test_only_this_machine_can_reach_the_pages(address):
     port = int(address.rpartition(":")[2])
-    listening = {line.split()[1] for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-                 if line.split()[3] == "0A" and line.split()[1].endswith(f":{port:04X}")}
+    listening = {
+        line.split()[1]
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and line.split()[1].endswith(f":{port:04X}")
+    }
     assert listening == {f"0100007F:{port:04X}"}
 
 

@@ -32,7 +32,10 @@ class Group:
     """What a data-parallel group's leader does with its split."""
 
     def read(self, split, first: int, dp: int):
-        return [(w.number, int(w.tokens[0]), int(w.targets[0]), w.positions.dtype.name, len(w.tokens)) for w in feed.windows(split, first, dp, QUIET)]
+        return [
+            (w.number, int(w.tokens[0]), int(w.targets[0]), w.positions.dtype.name, len(w.tokens))
+            for w in feed.windows(split, first, dp, QUIET)
+        ]
 
     def read_some_twice(self, split, rank: int, dp: int, count: int):
         start = feed.fresh(split, rank, dp, QUIET)

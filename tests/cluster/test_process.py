@@ -60,7 +60,9 @@ def test_a_window_that_kills_every_actor_ends_it(ray_cluster, deadly, tmp_path, 
 def test_evaluate_as_a_user_types_it(ray_head, tmp_path):
     store = write_shelves(tmp_path / "store")
     run = untrained_run(tmp_path / "run", f"corpus.store={store.folder}", *SMALL)
-    done = ringspan("evaluate", "--checkpoint", run, "--context", 400, "--actors", 1, "--out", tmp_path / "out", "--json", env=ray_head.environment())
+    done = ringspan(
+        "evaluate", "--checkpoint", run, "--context", 400, "--actors", 1, "--out", tmp_path / "out", "--json", env=ray_head.environment()
+    )
     assert done.returncode == 0, done.stderr
     value = last_json(done)
     assert value["targets"] == store.tokens and json.loads((tmp_path / "out/evaluation.json").read_text()) == value

@@ -69,7 +69,9 @@ def test_norms_and_embeddings_train_as_well(world, tmp_path, changes):
 def test_the_first_loss_is_the_bases_and_only_the_adapter_moves(world, tmp_path):
     spec, common = MeshSpec(ring=2), dict(training=TRAINING, checkpoint=CheckpointConfig(every=0))
     before = world.run(run_training, ranks=2, spec=spec, run=str(tmp_path / "base"), look=whole_weights, training=with_steps(1))[0]["seen"]
-    after = world.run(run_training, ranks=2, spec=spec, run=str(tmp_path / "lora"), look=whole_weights, adapter=ADAPTER, **common)[0]["seen"]
+    after = world.run(run_training, ranks=2, spec=spec, run=str(tmp_path / "lora"), look=whole_weights, adapter=ADAPTER, **common)[0][
+        "seen"
+    ]
     assert losses(tmp_path / "lora")[0] == losses(tmp_path / "base")[0]
     assert len(before) == 21 and before.keys() < after.keys()
     for name, value in before.items():

@@ -39,7 +39,9 @@ def cases_for(spec: MeshSpec) -> list[Case]:
     """Every mesh sees every value of every parameter; the smallest ones see every pattern with every kind of documents."""
     cases = some_cases(16, spec)
     if spec.world == 2 and spec.layout == "zigzag":
-        cases += [case._replace(documents=name) for fields in VALUES["fields"] for name, case in zip(VALUES["documents"], all_cases(fields)[::7])]
+        cases += [
+            case._replace(documents=name) for fields in VALUES["fields"] for name, case in zip(VALUES["documents"], all_cases(fields)[::7])
+        ]
     return cases
 
 

@@ -67,7 +67,7 @@ def test_a_run_moves_between_meshes_and_switches(world, tmp_path, adapter):  # T
 def _messages(spec: MeshSpec, run: str, memory: MemoryConfig) -> list[int]:
     """Bytes and messages of attention on this rank, in a step of two micro-batches."""
     seen = []
-    look = lambda model: seen.append((model.layers[-1].self_attn.mesh.traffic.bytes_sent, model.layers[-1].self_attn.mesh.traffic.messages))  # noqa: E731
+    look = lambda model: seen.append((model.layers[-1].self_attn.mesh.traffic.bytes_sent, model.layers[-1].self_attn.mesh.traffic.messages))
     training = with_steps(2, batch=2, micro_batch=1)
     run_training(spec, run, model=THREE, memory=memory, training=training, look=look)
     return seen

@@ -32,7 +32,12 @@ def there_and_back(spec: MeshSpec, source: str, out: str) -> bool:
 
 @pytest.mark.parametrize(
     "config, spec",
-    [(QWEN, MeshSpec(dp=2)), (QWEN, MeshSpec(ring=2, tp=2)), (NINE_HEADS, MeshSpec(ring=2, tp=3)), (QWEN, MeshSpec(dp=2, replicate=2, tp=2))],
+    [
+        (QWEN, MeshSpec(dp=2)),
+        (QWEN, MeshSpec(ring=2, tp=2)),
+        (NINE_HEADS, MeshSpec(ring=2, tp=3)),
+        (QWEN, MeshSpec(dp=2, replicate=2, tp=2)),
+    ],
     ids=["qwen-dp2", "qwen-ring2-tp2", "nine-heads-ring2-tp3", "qwen-copies-tp2"],
 )
 def test_training_from_a_model_folder_is_the_same_on_every_mesh(world, tmp_path, config, spec):  # A4, T2
@@ -58,7 +63,9 @@ def test_stages_start_from_a_model_folder_and_write_none(world, tmp_path):
     """Rank 0 would write the layers of its own stage, as if they were all."""
     source = folder_of(NINE_HEADS, tmp_path / "model")
     for name, spec in {"one": MeshSpec(), "stages": MeshSpec(pp=2)}.items():
-        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=NINE_HEADS, training=with_steps(3), init=str(source))
+        world.run(
+            run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=NINE_HEADS, training=with_steps(3), init=str(source)
+        )
     assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     with pytest.raises(AssertionError, match="ValueError: a pipeline stage holds a part of the model"):
         world.run(save_a_part, ranks=2, spec=MeshSpec(pp=2), source=str(source), out=str(tmp_path / "part"))
@@ -69,14 +76,22 @@ def test_learnt_keys_that_no_folder_has_are_drawn_by_the_seed(world, tmp_path):
     source = folder_of(MODEL, tmp_path / "model")
     config = dataclasses.replace(MODEL, memory=2, segment=16, window=16)
     for name, spec in {"one": MeshSpec(), "mesh": MeshSpec(ring=2, tp=2)}.items():
-        world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=config, training=with_steps(2), init=str(source))
+        world.run(
+            run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=config, training=with_steps(2), init=str(source)
+        )
     assert losses(tmp_path / "mesh") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
 def test_a_runs_own_checkpoint_comes_before_the_folder(world, tmp_path):
     source = folder_of(MODEL, tmp_path / "model")
     run = lambda name, steps, **start: world.run(
-        run_training, ranks=2, spec=MeshSpec(dp=2), run=str(tmp_path / name), training=with_steps(steps, decay="constant"), init=str(source), **start
+        run_training,
+        ranks=2,
+        spec=MeshSpec(dp=2),
+        run=str(tmp_path / name),
+        training=with_steps(steps, decay="constant"),
+        init=str(source),
+        **start,
     )
     run("whole", 4)
     run("two", 2)

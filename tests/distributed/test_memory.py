@@ -71,7 +71,9 @@ EQUAL = {
 }
 
 
-@pytest.mark.parametrize("case, precision", [*((case, "fp32") for case in EXACT | EQUAL), ("disk, selective", "bf16"), ("everything exact", "bf16")])
+@pytest.mark.parametrize(
+    "case, precision", [*((case, "fp32") for case in EXACT | EQUAL), ("disk, selective", "bf16"), ("everything exact", "bf16")]
+)
 def test_the_losses_are_those_without_the_switches(world, tmp_path, case, precision):
     spec, switches = (EXACT | EQUAL)[case]
     training = with_steps(3, batch=4, micro_batch=2, precision=precision)

@@ -65,7 +65,9 @@ def train_as_if_large(**arguments) -> None:
         parallel.SMALL_MODEL_BYTES = small
 
 
-@pytest.mark.parametrize("spec", [MeshSpec(pp=2, ring=2, sync_every_blocks=2), MeshSpec(dp=2, ring=2, replicate=2)], ids=["stages", "copies"])
+@pytest.mark.parametrize(
+    "spec", [MeshSpec(pp=2, ring=2, sync_every_blocks=2), MeshSpec(dp=2, ring=2, replicate=2)], ids=["stages", "copies"]
+)
 def test_a_large_model_gathers_its_weights_again(world, references, tmp_path, spec):
     held_out = 4 // spec.dp
     world.run(train_as_if_large, ranks=4, spec=spec, run=str(tmp_path), model=DEEP, training=TRAINING, held_out=held_out)

@@ -29,7 +29,7 @@ class Crash(Exception):
 def on_a_rank(job, spec, data, die_at: int | None):
     """What Ray Train's workers run, with the plans read directly; a save waits for the disk, so that a crash finds it there."""
     mesh = spec.build("cpu")
-    reader = lambda plan: (lambda first=0: map(plan.read, range(first, 10_000))) if mesh.is_leader else None  # noqa: E731
+    reader = lambda plan: (lambda first=0: map(plan.read, range(first, 10_000))) if mesh.is_leader else None
 
     def after_backward(step, model):
         if step == die_at:

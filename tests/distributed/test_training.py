@@ -120,7 +120,12 @@ def test_more_ulysses_ranks_than_kv_heads(world, tmp_path):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_law_holds_for_other_models(world, tmp_path, variant):
-    specs = {"one": MeshSpec(), "ring and tensor": MeshSpec(ring=2, tp=2), "data and tensor": MeshSpec(dp=2, tp=2), "both": MeshSpec(ulysses=2, tp=2)}
+    specs = {
+        "one": MeshSpec(),
+        "ring and tensor": MeshSpec(ring=2, tp=2),
+        "data and tensor": MeshSpec(dp=2, tp=2),
+        "both": MeshSpec(ulysses=2, tp=2),
+    }
     model = dataclasses.replace(VARIANTS[variant], kv_heads=4)
     for name, spec in specs.items():
         world.run(run_training, ranks=spec.world, spec=spec, run=str(tmp_path / name), model=model)
@@ -156,9 +161,7 @@ def test_two_runs_are_bit_identical(world, tmp_path):
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
-@pytest.mark.parametrize(
-    "second", [MeshSpec(dp=2), MeshSpec(ring=2), MeshSpec(tp=2), MeshSpec()], ids=name_of
-)
+@pytest.mark.parametrize("second", [MeshSpec(dp=2), MeshSpec(ring=2), MeshSpec(tp=2), MeshSpec()], ids=name_of)
 def test_resume_on_another_mesh(world, one_process, tmp_path, second):  # T2
     checkpoint = CheckpointConfig(every=4)
     common = dict(run=str(tmp_path), checkpoint=checkpoint)
@@ -267,5 +270,3 @@ def test_bf16_follows_fp32(world, tmp_path):
         world.run(run_training, ranks=2, spec=MeshSpec(ring=2), run=str(tmp_path / name), training=with_steps(5, precision=precision))
     assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp32"), rel=2e-2)
     assert losses(tmp_path / "bf16") != losses(tmp_path / "fp32")
-
-

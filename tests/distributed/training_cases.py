@@ -16,9 +16,9 @@ from workers.mesh import MeshSpec
 from workers.model import ModelConfig
 from workers.model.adapter import AdapterConfig
 from workers.parallel.memory import MemoryConfig
-from workers.training.window import Window
 from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.loop import Job, train
+from workers.training.window import Window
 
 MODEL = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=256)
 TRAINING = TrainingConfig(steps=10, context=96, batch=2, learning_rate=3e-3, warmup_steps=3)
@@ -54,10 +54,24 @@ def stream(first: int, context: int, mesh, dp: int, parts: int = 1):
 
 
 def run_training(
-    spec: MeshSpec, run: str, *, model: ModelConfig = MODEL, training: TrainingConfig = TRAINING, checkpoint=CheckpointConfig(every=0),
-    resume: str | None = None, init: str | None = None, held_out: int = 0, die_at: int | None = None, nan_at: tuple = (), nan_rank: int = 0,
-    nan_in: str = "layers.1.mlp.up_proj.weight", memory: MemoryConfig = MemoryConfig(), adapter: AdapterConfig = AdapterConfig(),
-    look=lambda model: None, parts: int = 1, device_type: str = "cpu",
+    spec: MeshSpec,
+    run: str,
+    *,
+    model: ModelConfig = MODEL,
+    training: TrainingConfig = TRAINING,
+    checkpoint=CheckpointConfig(every=0),
+    resume: str | None = None,
+    init: str | None = None,
+    held_out: int = 0,
+    die_at: int | None = None,
+    nan_at: tuple = (),
+    nan_rank: int = 0,
+    nan_in: str = "layers.1.mlp.up_proj.weight",
+    memory: MemoryConfig = MemoryConfig(),
+    adapter: AdapterConfig = AdapterConfig(),
+    look=lambda model: None,
+    parts: int = 1,
+    device_type: str = "cpu",
 ) -> dict:
     """Train on this rank; ``die_at`` raises before that step's optimizer, ``nan_at`` plants a NaN in one gradient of one rank.
 

@@ -3,7 +3,7 @@
 Lengths lie about the kernels' own blocks of 64 to 256 tokens, not on them.
 """
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -134,7 +134,7 @@ def tensors(dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randn(BATCH, LENGTH, heads, SIZE, generator=generator).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def definition(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """out, dq, dk, dv in float64."""
     *qkv, grad = (x.double() for x in tensors(dtype))

@@ -46,7 +46,13 @@ def test_ulysses_counts_its_all_to_alls_and_text_is_a_table():
     result = ringspan("bench", "attention", "--tokens", 512, "--ring", 1, "--ulysses", 2, *SMALL)
     assert result.returncode == 0, result.stderr
     heading, row = result.stdout.splitlines()[:2]
-    assert heading.split()[:4] == ["tokens", "heads/KV", "pattern", "ring"] and row.split()[:5] == ["512", "4/2", "causal", "1×2u", "zigzag"]
+    assert heading.split()[:4] == ["tokens", "heads/KV", "pattern", "ring"] and row.split()[:5] == [
+        "512",
+        "4/2",
+        "causal",
+        "1×2u",
+        "zigzag",
+    ]
 
 
 def test_ranks_are_threads():

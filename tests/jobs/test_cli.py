@@ -187,7 +187,9 @@ class TestEvaluateAndAnalyze:
         assert f"{repo}: no manifest.json" in refusal(*ask, "--store", repo)
         assert f"{tmp_path}/nowhere is not a folder" in refusal("evaluate", "--checkpoint", tmp_path / "nowhere")
         ask = ("analyze", "--checkpoint", finished, "--question", "Why?")
-        assert f"--shelf {tmp_path}/nowhere is neither a token store nor a folder of papers" in refusal(*ask, "--shelf", tmp_path / "nowhere")
+        assert f"--shelf {tmp_path}/nowhere is neither a token store nor a folder of papers" in refusal(
+            *ask, "--shelf", tmp_path / "nowhere"
+        )
 
     @pytest.mark.parametrize("option, value, said", [
         ("--documents", 0, "--documents is 0; it must be at least 1"), ("--overlap", 64, "--context is 64 and --overlap 64"),
@@ -208,10 +210,14 @@ class TestEvaluateAndAnalyze:
 class TestComplete:
     @pytest.mark.parametrize("checkpoint", ["nowhere", "repo", "repo/a.py"])
     def test_a_checkpoint_that_is_none(self, repo, checkpoint):
-        assert str(repo.parent / checkpoint) in refusal("complete", "--checkpoint", repo.parent / checkpoint, "--repo", repo, "--at", "a.py:1:1")
+        assert str(repo.parent / checkpoint) in refusal(
+            "complete", "--checkpoint", repo.parent / checkpoint, "--repo", repo, "--at", "a.py:1:1"
+        )
 
     def test_a_repository_that_is_none(self, finished, tmp_path):
-        assert "--repo" in refusal("complete", "--checkpoint", finished, "--repo", tmp_path / "nowhere", "--at", "a.py:1:1", "--max-tokens", 8)
+        assert "--repo" in refusal(
+            "complete", "--checkpoint", finished, "--repo", tmp_path / "nowhere", "--at", "a.py:1:1", "--max-tokens", 8
+        )
 
     @pytest.mark.parametrize(
         "at, said",
@@ -238,7 +244,9 @@ class TestComplete:
         shutil.copytree(finished, tmp_path / "copy")
         for part in (tmp_path / "copy/checkpoints/step-00000002").glob("*.distcp"):
             part.unlink()
-        assert "step-00000002" in refusal("complete", "--checkpoint", tmp_path / "copy", "--repo", repo, "--at", "a.py:1:1", "--max-tokens", 8)
+        assert "step-00000002" in refusal(
+            "complete", "--checkpoint", tmp_path / "copy", "--repo", repo, "--at", "a.py:1:1", "--max-tokens", 8
+        )
 
 
 class TestConfig:

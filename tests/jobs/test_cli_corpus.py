@@ -77,7 +77,9 @@ def test_megatron_out_and_in(store, tmp_path):
     result = answer("corpus", "export", store, "--megatron", tmp_path / "m" / "x")
     back = answer("corpus", "import", tmp_path / "m" / "x", "--tokenizer", "byte", "--out", tmp_path / "back")
     assert result["tokens"] == back["tokens"] == answer("corpus", "show", store)["tokens"] and back["documents"] == 6
-    assert "the ids are made already" in refusal("corpus", "import", tmp_path / "m" / "x", "--tokenizer", "bpe:300", "--out", tmp_path / "y")
+    assert "the ids are made already" in refusal(
+        "corpus", "import", tmp_path / "m" / "x", "--tokenizer", "bpe:300", "--out", tmp_path / "y"
+    )
     assert "no such file" in refusal("corpus", "import", tmp_path / "none", "--tokenizer", "byte", "--out", tmp_path / "y")
 
 
@@ -114,7 +116,9 @@ def test_what_stays_on_this_machine_takes_no_address(store, tmp_path, monkeypatc
 
 def test_what_ingest_refuses_before_it_starts(store, tmp_path):
     repo = tmp_path / "repo"
-    assert "made with the tokenizer byte, not bpe:300" in refusal("ingest", "code", repo, "--out", store, "--append", "--tokenizer", "bpe:300")
+    assert "made with the tokenizer byte, not bpe:300" in refusal(
+        "ingest", "code", repo, "--out", store, "--append", "--tokenizer", "bpe:300"
+    )
     assert "made with unit 'row', not 'collection'" in refusal("ingest", "code", repo, "--out", store, "--append", "--unit", "repository")
     assert "no manifest.json" in refusal("ingest", "code", repo, "--out", tmp_path / "none", "--append")
     assert "can't grow; ingest anew, or make the store with --shelves none" in refusal("ingest", "papers", repo, "--out", store, "--append")

@@ -7,8 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.conftest import BIN, ROOT
 from tests.cluster.test_launch import SETTINGS, losses
+from tests.conftest import BIN, ROOT
 
 
 def submit(ray_head, *arguments, environment=None, timeout=300) -> subprocess.CompletedProcess:

@@ -57,7 +57,9 @@ class TestText:
         assert {*first[:, 0].tolist()} <= {*range(30), *range(100, 110)} and first[:, 0].max() >= 100 > first[:, 0].min()
 
     def test_documents_that_are_too_short(self):
-        with pytest.raises(ValueError, match="1 documents have more than 8 tokens and 2 are needed; use a smaller --context or --multiples"):
+        with pytest.raises(
+            ValueError, match="1 documents have more than 8 tokens and 2 are needed; use a smaller --context or --multiples"
+        ):
             Text.split(iter([np.zeros(9), np.zeros(8)]), 8, 2)
 
 

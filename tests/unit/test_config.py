@@ -97,7 +97,10 @@ def test_keys_of_keys_are_read_changed_and_printed(file):
 
 def test_a_key_of_a_key_changes_that_alone_in_a_preset_and_the_whole_replaces_it(file):
     name = "long_context/llama-3.1-8b-1m"
-    before, after = (load_config(name, settings).model.rope_scaling for settings in ((), ("model.rope_scaling.factor=64", "model.rope_scaling.beta_fast=8")))
+    before, after = (
+        load_config(name, settings).model.rope_scaling
+        for settings in ((), ("model.rope_scaling.factor=64", "model.rope_scaling.beta_fast=8"))
+    )
     assert after == dataclasses.replace(before, factor=64.0, beta_fast=8.0) != before
     linear = ("model.rope_scaling={rope_type: linear, factor: 2}", "model.rope_scaling.factor=3")
     assert load_config(name, linear).model.rope_scaling == RopeScaling("linear", factor=3.0)
@@ -138,7 +141,10 @@ def test_an_empty_file_and_an_empty_section_are_the_defaults(file):
     ],
 )
 def test_an_unknown_key_names_the_nearest_right_one(assignment, nearest):
-    assert refusal(None, assignment) == f"unknown configuration key {assignment.split('=')[0]}; the nearest is {nearest} (see: ringspan config)"
+    assert (
+        refusal(None, assignment)
+        == f"unknown configuration key {assignment.split('=')[0]}; the nearest is {nearest} (see: ringspan config)"
+    )
 
 
 def test_an_unknown_section_of_a_file_names_those_there_are(file):
@@ -229,14 +235,18 @@ def test_a_batch_that_does_not_divide_names_both_numbers():
 def test_yaml_written_holds_every_key():
     tree = yaml.safe_load(Config().to_yaml())
     assert tree.pop("stages") == []
-    assert {section: set(keys) for section, keys in tree.items()} == {section: {field.name for field in fields_of(section)} for section in SECTIONS}
+    assert {section: set(keys) for section, keys in tree.items()} == {
+        section: {field.name for field in fields_of(section)} for section in SECTIONS
+    }
 
 
 def fields_of(section: str):
     return dataclasses.fields(Config.model_fields[section].annotation)
 
 
-NUMBERS = [f"{section}.{field.name}" for section in SECTIONS for field in fields_of(section) if {"int", "float"} & set(field.type.split(" | "))]
+NUMBERS = [
+    f"{section}.{field.name}" for section in SECTIONS for field in fields_of(section) if {"int", "float"} & set(field.type.split(" | "))
+]
 
 
 @pytest.mark.parametrize("key", NUMBERS)

@@ -33,7 +33,7 @@ def test_a_frozen_matrix_has_no_gradient(tied, opened):
     model = add_adapters(Decoder(config), adapter)
     model.init_weights(0)
     tokens = torch.arange(40).view(2, 20)
-    hidden = lambda module, inputs, output: output.requires_grad_()  # as it is behind the first adapter  # noqa: E731
+    hidden = lambda module, inputs, output: output.requires_grad_()  # as it is behind the first adapter
     model.embed_tokens.register_forward_hook(hidden)
     with FlopCounterMode(display=False) as counter:
         model(tokens, torch.arange(20).expand(2, 20), config.pattern()).sum().backward()

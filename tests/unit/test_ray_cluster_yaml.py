@@ -79,7 +79,9 @@ def problems(config: dict) -> list[str]:
     starts = config["head_start_ray_commands"] + config["worker_start_ray_commands"]
     if not any("--dashboard-host=127.0.0.1" in command for command in starts) or "0.0.0.0" in " ".join(starts):
         found.append("the dashboard, which takes jobs, listens beyond loopback")
-    if "--volume /mnt/ringspan:/mnt/ringspan" not in options or not any("/mnt/ringspan" in c and "mount -t" in c for c in config["initialization_commands"]):
+    if "--volume /mnt/ringspan:/mnt/ringspan" not in options or not any(
+        "/mnt/ringspan" in c and "mount -t" in c for c in config["initialization_commands"]
+    ):
         found.append("no shared file system for runs")
     return found
 
@@ -125,7 +127,10 @@ MUTATIONS = {
     "a token mounted as a file": (change("file_mounts", "/home/ray/token", to="~/token.txt"), "single file"),
     "public addresses": (change("provider", "use_internal_ips", to=False), "public addresses"),
     "Ray's own security group": (change(TYPES, "train", "node_config", "SecurityGroupIds", drop=True), "SSH to the world"),
-    "a plain disk": (change(TYPES, "data", "node_config", "BlockDeviceMappings", to=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 9}}]), "encrypted"),
+    "a plain disk": (
+        change(TYPES, "data", "node_config", "BlockDeviceMappings", to=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 9}}]),
+        "encrypted",
+    ),
     "a dashboard for everybody": (change("head_start_ray_commands", 1, to="ray start --head --dashboard-host=0.0.0.0"), "beyond loopback"),
     "runs on a local disk": (change("initialization_commands", to=[]), "no shared file system"),
 }

@@ -12,14 +12,24 @@ from pipelines.tracking import TrackerInfo
 
 
 def a_row(step: int, **changes) -> dict:
-    return {"step": step, "tokens": step * 64, "loss": 4.0 / step, "grad_norm": 1.25, "learning_rate": 1e-3,
-            "tokens_per_second": 1000.0 * step, "peak_memory_bytes": 3 << 30, "loader_wait_seconds": 0.01,
-            "exposed_comm_seconds": 0.0, "skipped_steps": 2, "mfu": 0.42, "slow": None} | changes
+    return {
+        "step": step,
+        "tokens": step * 64,
+        "loss": 4.0 / step,
+        "grad_norm": 1.25,
+        "learning_rate": 1e-3,
+        "tokens_per_second": 1000.0 * step,
+        "peak_memory_bytes": 3 << 30,
+        "loader_wait_seconds": 0.01,
+        "exposed_comm_seconds": 0.0,
+        "skipped_steps": 2,
+        "mfu": 0.42,
+        "slow": None,
+    } | changes
 
 
 def parts(*losses: float, width: int = 16) -> list[dict]:
-    return [{"start": i * width, "stop": (i + 1) * width, "loss": loss, "targets": width - (i == 0)}
-            for i, loss in enumerate(losses)]
+    return [{"start": i * width, "stop": (i + 1) * width, "loss": loss, "targets": width - (i == 0)} for i, loss in enumerate(losses)]
 
 
 def lines(*rows: dict) -> str:
@@ -52,8 +62,10 @@ def test_octaves_weigh_by_targets_and_leave_out_what_has_none():
 
 
 def test_the_loss_by_position_shows_the_first_and_the_last_evaluation():
-    evaluations = [{"step": step, "tokens": step, "loss": loss, "loss_by_position": parts(loss, loss / 2, loss / 4, loss / 8)}
-                   for step, loss in ((0, 6.0), (5, 5.0), (10, 4.0))]
+    evaluations = [
+        {"step": step, "tokens": step, "loss": loss, "loss_by_position": parts(loss, loss / 2, loss / 4, loss / 8)}
+        for step, loss in ((0, 6.0), (5, 5.0), (10, 4.0))
+    ]
     figure = loss_by_position_figure(evaluations)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
@@ -78,8 +90,12 @@ def test_the_loss_figure_holds_every_step_and_can_be_written(tmp_path):
 
 
 def test_step_lines_have_one_width():
-    rows = [a_row(1), a_row(999_999, tokens_per_second=1.25e9, loader_wait_seconds=120.5, peak_memory_bytes=5 << 20),
-            a_row(12, loss=math.nan, grad_norm=math.inf), a_row(3, grad_norm=123456.0, tokens_per_second=999.0, loss=11.09035)]
+    rows = [
+        a_row(1),
+        a_row(999_999, tokens_per_second=1.25e9, loader_wait_seconds=120.5, peak_memory_bytes=5 << 20),
+        a_row(12, loss=math.nan, grad_norm=math.inf),
+        a_row(3, grad_norm=123456.0, tokens_per_second=999.0, loss=11.09035),
+    ]
     texts = [step_line(row) for row in rows]
     assert len({len(text) for text in texts}) == 1, texts
     assert all(part in texts[0] for part in ("step       1", "4.0000", "1.25", "3.00 GiB", "0.01 s"))
@@ -90,14 +106,22 @@ def test_the_closing_report_tells_everything_and_how_to_see_more(tmp_path):
     run_dir = tmp_path / "my runs" / "one"
     run_dir.mkdir(parents=True)
     (run_dir / "metrics.jsonl").write_text(lines(*(a_row(step) for step in range(1, 11))))
-    evaluations = [{"step": step, "tokens": 64 * step, "loss": loss, "loss_by_position": parts(loss, loss - 1)}
-                   for step, loss in ((0, 5.5), (10, 3.25))]
+    evaluations = [
+        {"step": step, "tokens": 64 * step, "loss": loss, "loss_by_position": parts(loss, loss - 1)}
+        for step, loss in ((0, 5.5), (10, 3.25))
+    ]
     (run_dir / "evaluations.jsonl").write_text(lines(*evaluations))
     info = TrackerInfo(f"sqlite:///{run_dir.parent}/mlflow.db", "exp", "one", "abc", "1", waiting=0)
     text = as_text(closing_report(run_dir, info, completion="def add(a, b):"))
-    for fact in ("5.5000 at step 0 → 3.2500 at step 10", "4.0000 → 0.4000 over 10 steps, 640 tokens",
-                 "6000 tokens/s (median), MFU 42%", "3.00 GiB on the fullest rank", f"ringspan ui --runs '{run_dir.parent}'",
-                 "def add(a, b):", str(run_dir)):
+    for fact in (
+        "5.5000 at step 0 → 3.2500 at step 10",
+        "4.0000 → 0.4000 over 10 steps, 640 tokens",
+        "6000 tokens/s (median), MFU 42%",
+        "3.00 GiB on the fullest rank",
+        f"ringspan ui --runs '{run_dir.parent}'",
+        "def add(a, b):",
+        str(run_dir),
+    ):
         assert fact in text, text
     late = [line.split() for line in text.splitlines() if "16 – 31" in line]
     assert late == [["16", "–", "31", "4.5000", "2.2500", "-2.2500"]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.launch import RunFailed
 from pipelines.config import load_config
 from pipelines.corpus import TokenStore
-from cluster.launch import RunFailed
 from pipelines.train import Prepared, _write_run_folder, changed_mixes, prepare, run_stages
 from workers.training.loop import STOP_FILE
 
@@ -48,7 +48,9 @@ def leave_checkpoint(run: Prepared, step: int, named: bool = True) -> None:
     stage = next(stage for stage in run.stages if step <= stage.job.last_step)
     plan, job = stage.data.train, stage.job
     tokens = sum(span.stop - span.start - span.context_only for g in range(2 * step) for span in plan.window(g))
-    progress = {"step": step, "tokens": tokens, "sequences": 2 * step, "skipped_steps": 0} | ({"windows": plan.fingerprint} if named else {})
+    progress = {"step": step, "tokens": tokens, "sequences": 2 * step, "skipped_steps": 0} | (
+        {"windows": plan.fingerprint} if named else {}
+    )
     state = {"progress": progress, "model": dataclasses.asdict(job.model)}
     if job.base is not None:
         state["adapter"] = {"config": dataclasses.asdict(job.adapter), "base": dataclasses.asdict(job.base)}

@@ -114,5 +114,7 @@ def _check(q, k, v, pattern, mesh):
     if q.shape[2] % k.shape[2] or q.shape[2] % ulysses or (k.shape[2] % ulysses and ulysses % k.shape[2]):
         raise ValueError(f"{q.shape[2]} query heads and {k.shape[2]} KV heads do not divide, or not by ulysses = {ulysses}")
     if q.shape[1] != k.shape[1] and (mesh is not None or q.shape[1] > k.shape[1]):
-        raise ValueError(f"{q.shape[1]} queries and {k.shape[1]} keys: on a mesh the numbers are equal, on one rank queries are the last keys")
+        raise ValueError(
+            f"{q.shape[1]} queries and {k.shape[1]} keys: on a mesh the numbers are equal, on one rank queries are the last keys"
+        )
     pattern.check(q.shape[0], k.shape[1] * cp)

@@ -5,7 +5,8 @@ Legend: N batch × rungs, Q queries, K keys, H query heads, G KV heads (H % G ==
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 

@@ -8,7 +8,7 @@ one thread, on which ranks that wait for one another would wait for ever.
 from __future__ import annotations
 
 import threading
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 
@@ -19,7 +19,7 @@ from workers.mesh import MeshSpec
 class ThreadRing(Ring):
     """The same ring with ranks that are threads of one process: rings of hundreds, and rings on one GPU."""
 
-    def __init__(self, size: int, rank: int, mailboxes: "Mailboxes", traffic: Traffic, verify: bool = False):
+    def __init__(self, size: int, rank: int, mailboxes: Mailboxes, traffic: Traffic, verify: bool = False):
         self.group, self.size, self.rank, self.traffic, self.verify = None, size, rank, traffic, verify
         self._mailboxes = mailboxes
 

@@ -82,11 +82,7 @@ def summary_tiles(segments: list[Segment], window: int, hierarchy: Hierarchy, qu
     stops = [segment.stop for segment in segments]
     edges = {segment.document for segment in segments}
     # Within its document a query begins to see a segment when the window has left it.
-    edges |= {
-        segment.stop + window - 1
-        for segment, following in zip(segments, segments[1:])
-        if segment.document == following.document
-    }
+    edges |= {segment.stop + window - 1 for segment, following in zip(segments, segments[1:]) if segment.document == following.document}
     ordered = sorted(edges)
     starts, shelf_of = [segment.start for segment in segments], {segment.document: segment.shelf for segment in segments}
     documents = sorted(shelf_of)

@@ -28,11 +28,11 @@ class Run(NamedTuple):
     offset: int
     step: int = 1
 
-    def part(self, first: int, length: int, every: int = 1) -> "Run":
+    def part(self, first: int, length: int, every: int = 1) -> Run:
         """``length`` tokens of the run from its ``first`` on, or every so many of them."""
         return Run(self.start + first * self.stride, self.stride * every, length, self.offset + first * self.step, self.step * every)
 
-    def between(self, start: int, stop: int) -> "Run | None":
+    def between(self, start: int, stop: int) -> Run | None:
         """The tokens at global positions [start, stop)."""
         first = max(0, -(-(start - self.start) // self.stride))
         last = min(self.length, -(-(stop - self.start) // self.stride))

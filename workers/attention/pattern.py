@@ -68,9 +68,13 @@ class Pattern(TileSource):
         if self.sinks and not self.sparse:
             raise ValueError(f"sinks = {self.sinks} need a window, a block or a stride: without one every earlier token is visible already")
         if self.block is not None and self.window is not None:
-            raise ValueError(f"block = {self.block} and window = {self.window} do not combine: choose the one that bounds what a query sees")
+            raise ValueError(
+                f"block = {self.block} and window = {self.window} do not combine: choose the one that bounds what a query sees"
+            )
         if self.block is not None and self.stride is not None:
-            raise ValueError(f"block = {self.block} and stride = {self.stride} do not combine: choose the one that bounds what a query sees")
+            raise ValueError(
+                f"block = {self.block} and stride = {self.stride} do not combine: choose the one that bounds what a query sees"
+            )
         if self.alibi and not self.causal:
             raise ValueError("alibi and causal = False do not combine: its bias is defined for keys before the query")
         if self.hierarchy is not None and (self.window is None or self.stride is not None or self.alibi or not self.causal):
@@ -78,7 +82,9 @@ class Pattern(TileSource):
         if self.top is not None and (self.sparse or self.sinks or self.alibi or not self.causal):
             raise ValueError("top combines with documents alone: it chooses by itself what of the past a query sees")
         if self.shelves is not None and (self.hierarchy is None or self.documents is None or self.shelves.shape != self.documents.shape):
-            raise ValueError("shelves hold the documents whose summaries a hierarchy shows: they need a hierarchy, and documents of the same shape")
+            raise ValueError(
+                "shelves hold the documents whose summaries a hierarchy shows: they need a hierarchy, and documents of the same shape"
+            )
         if self.documents is not None and self.documents.dim() not in (1, 2):
             raise ValueError(f"documents has shape {tuple(self.documents.shape)}; it must be [S] or [B, S]")
 
@@ -121,7 +127,9 @@ class Pattern(TileSource):
                     edges = {start for start, _, _ in self.document_spans(rows.start or 0)}
                     shelves = self.shelf_spans(rows.start or 0)
                     if len({shelf for _, _, shelf in shelves}) < len(shelves) or not {start for start, _, _ in shelves} <= edges:
-                        raise ValueError("a shelf's documents must be whole and beside one another: a shelf comes back, or changes inside a document")
+                        raise ValueError(
+                            "a shelf's documents must be whole and beside one another: a shelf comes back, or changes inside a document"
+                        )
 
     def document_spans(self, row: int) -> list[tuple[int, int, int]]:
         """(start, stop, id) of each stretch of equal document ids among the global positions."""

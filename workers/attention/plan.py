@@ -11,8 +11,8 @@ Legend: P ring ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from workers.attention.layout import Run, ring_runs
 from workers.attention.pattern import Pattern
@@ -117,7 +117,8 @@ def work(pattern: Pattern, length: int, ring: int, layout: str) -> list[int]:
     """Visible pairs that each ring rank computes, a batch row: what balance is measured by."""
     runs = [ring_runs(length, ring, rank, layout) for rank in range(ring)]
     return [
-        sum(t.pairs for key_runs in runs for rows in pattern.rows for t in pattern.tiles(own, key_runs, rows.start or 0)) // len(pattern.rows)
+        sum(t.pairs for key_runs in runs for rows in pattern.rows for t in pattern.tiles(own, key_runs, rows.start or 0))
+        // len(pattern.rows)
         for own in runs
     ]
 

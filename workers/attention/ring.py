@@ -14,8 +14,8 @@ as much again, and 2·B·m·G·D elements of the accumulators' for the gradients
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Iterator
 
 import torch
 
@@ -82,7 +82,7 @@ def ring_backward(grad, q, k, v, extra_k, extra_v, out, lse, call: Call) -> tupl
     """dq, dk, dv and the gradients of the extra keys and values (None where there are none)."""
     dq, own, extra = _Sum(q), (_Sum(k), _Sum(v)), (_Sum(extra_k), _Sum(extra_v)) if extra_k is not None else ()
 
-    def add(rows, tiles, keys, values, dk: "_Sum", dv: "_Sum", call: Call):
+    def add(rows, tiles, keys, values, dk: _Sum, dv: _Sum, call: Call):
         for tile in tiles:
             of_queries = (tile.q_of(x[rows]).flatten(0, 1) for x in (grad, q, out, lse))
             parts = _backward(tile, *of_queries, keys[rows], values[rows], call)
@@ -150,7 +150,7 @@ def _like(k_BSGD: torch.Tensor, ranges: list[tuple[int, int]], dtype: torch.dtyp
     return k_BSGD.new_empty(shape, dtype=dtype) if rows else None
 
 
-def _add_home(hop: Hop, exchange, own: tuple["_Sum", "_Sum"]) -> torch.Tensor | None:
+def _add_home(hop: Hop, exchange, own: tuple[_Sum, _Sum]) -> torch.Tensor | None:
     """Add what the rank ``hop.distance`` places on has computed for this rank's keys and values. Returns the buffer it came in."""
     received = exchange.wait()
     if received is None:

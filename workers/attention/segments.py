@@ -136,7 +136,9 @@ class _Everywhere(torch.autograd.Function):
         grads = [x.contiguous() for x in grad.split(ctx.lengths, 1)]
         total = grads[ring.rank].clone()
         exchanges = [
-            ring.exchange(-places, grads[(ring.rank - places) % ring.size], torch.empty_like(total), PARTS, f"gradients of summaries{ctx.where}")
+            ring.exchange(
+                -places, grads[(ring.rank - places) % ring.size], torch.empty_like(total), PARTS, f"gradients of summaries{ctx.where}"
+            )
             for places in range(1, ring.size)
         ]
         for exchange in exchanges:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Callable
 
 import torch
 

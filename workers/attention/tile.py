@@ -14,8 +14,9 @@ A tile also knows how far its tokens are apart in the sequence (ALiBi asks): que
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -77,7 +78,7 @@ class Tile(NamedTuple):
         shape = (x.shape[0], self.rungs, size, *x.shape[2:])
         return x.as_strided(shape, (batch, self.shift * token, self.step * token, *rest), x.storage_offset() + start * token)
 
-    def moved(self, queries: int, keys: int, q_by: int, k_by: int, lower: int | None, upper: int | None) -> "Tile":
+    def moved(self, queries: int, keys: int, q_by: int, k_by: int, lower: int | None, upper: int | None) -> Tile:
         """A piece of this tile: ``queries`` × ``keys`` from (q_by, k_by) on, with a band of its own. Rungs are kept."""
         return self._replace(
             q_start=self.q_start + q_by * self.step, queries=queries, k_start=self.k_start + k_by * self.step, keys=keys,
@@ -255,7 +256,9 @@ def row_pieces(tile: Tile, rows: int) -> list[Tile]:
             strips.append((start, first))
             width = last - first
             continue
-        pieces += band_tiles(tile.moved(stop - start, last - first, start, first, _plus(tile.lower, start - first), _plus(tile.upper, start - first)))
+        pieces += band_tiles(
+            tile.moved(stop - start, last - first, start, first, _plus(tile.lower, start - first), _plus(tile.upper, start - first))
+        )
     if strips:
         pieces += _rung_or_rungs(tile, rows, width, strips, tile.upper + strips[0][0] - strips[0][1], lower=0)
     return pieces
@@ -279,7 +282,9 @@ def _plus(limit: int | None, by: int) -> int | None:
     return None if limit is None else limit + by
 
 
-def _rung_or_rungs(tile: Tile, queries: int, keys: int, starts: list[tuple[int, int]], upper: int | None, lower: int | None = None) -> list[Tile]:
+def _rung_or_rungs(
+    tile: Tile, queries: int, keys: int, starts: list[tuple[int, int]], upper: int | None, lower: int | None = None
+) -> list[Tile]:
     """Equal pieces of a tile: one ladder, unless the tile is a ladder already."""
     if tile.rungs > 1 or len(starts) == 1:
         return [tile.moved(queries, keys, *start, lower, upper) for start in starts]

@@ -79,7 +79,7 @@ class Traffic:
 class Exchange:
     """Buffers on their way: ``wait()`` returns what came, None where nothing was to come."""
 
-    def __init__(self, ring: "Ring", sent: list[torch.Tensor], received: list[torch.Tensor], requests: list, label: str, source: int):
+    def __init__(self, ring: Ring, sent: list[torch.Tensor], received: list[torch.Tensor], requests: list, label: str, source: int):
         self._ring, self._received, self._requests, self._label, self._source = ring, received, requests, label, source
         self._sent = sent  # must live until the sends are done
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import torch
 
@@ -38,8 +38,16 @@ def load_decoder(checkpoint: Path, device: str = "cpu") -> Decoder:
 
 @torch.no_grad()
 def generate(
-    model: Decoder, prompt: list[int], new_tokens: int, *, stop: frozenset[int] = frozenset(), vocabulary: int | None = None,
-    temperature: float = 0.0, seed: int = 0, prefill: int = PREFILL_TOKENS, parts: list[int] | None = None,
+    model: Decoder,
+    prompt: list[int],
+    new_tokens: int,
+    *,
+    stop: frozenset[int] = frozenset(),
+    vocabulary: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    prefill: int = PREFILL_TOKENS,
+    parts: list[int] | None = None,
 ) -> Iterator[int]:
     """Yield up to ``new_tokens`` ids that continue ``prompt``; ends at an id in ``stop``, which is not given.
 

@@ -8,7 +8,8 @@ Legend: n tokens of the window, K segments in it, D model size.
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch

@@ -39,7 +39,9 @@ class AdapterConfig:
         if self.rank is None:
             for name, field in type(self).__dataclass_fields__.items():
                 if getattr(self, name) != field.default:
-                    raise ValueError(f"adapter.{name} is {getattr(self, name)!r}, but adapter.rank is not set: set it, or leave out adapter.{name}")
+                    raise ValueError(
+                        f"adapter.{name} is {getattr(self, name)!r}, but adapter.rank is not set: set it, or leave out adapter.{name}"
+                    )
         elif self.rank < 1:
             raise ValueError(f"adapter.rank is {self.rank}; it must be at least 1, or null for no adapter")
         if self.alpha <= 0:

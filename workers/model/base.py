@@ -18,12 +18,12 @@ class Base:
     fingerprint: str | None = None
 
     @classmethod
-    def of(cls, folder: Path | None, seed: int) -> "Base":
+    def of(cls, folder: Path | None, seed: int) -> Base:
         if folder is None:
             return cls(seed=seed)
         return cls(folder=str(Path(folder).resolve()), fingerprint=fingerprint(Path(folder)))
 
-    def same_weights(self, other: "Base") -> bool:
+    def same_weights(self, other: Base) -> bool:
         """A folder may have moved."""
         return (self.seed, self.fingerprint) == (other.seed, other.fingerprint)
 

@@ -58,7 +58,19 @@ class ModelConfig:
     top_block_size: int = 128
 
     def __post_init__(self):
-        for name in ("top_blocks", "top_block_size", "segment", "summaries", "reach", "dim", "layers", "heads", "head_dim", "ffn_dim", "vocab_size"):
+        for name in (
+            "top_blocks",
+            "top_block_size",
+            "segment",
+            "summaries",
+            "reach",
+            "dim",
+            "layers",
+            "heads",
+            "head_dim",
+            "ffn_dim",
+            "vocab_size",
+        ):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("norm_eps", "rope_theta"):
@@ -90,7 +102,9 @@ class ModelConfig:
         for switch, names in (("segment", ("summaries", "reach", "pooling")), ("top_blocks", ("top_block_size",))):
             for name in names:
                 if getattr(self, switch) is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                    raise ValueError(f"model.{name} is {getattr(self, name)!r}, but model.{switch} is not set: set it, or leave out model.{name}")
+                    raise ValueError(
+                        f"model.{name} is {getattr(self, name)!r}, but model.{switch} is not set: set it, or leave out model.{name}"
+                    )
         try:
             self.pattern()
         except ValueError as error:
@@ -112,7 +126,7 @@ class ModelConfig:
             alibi=self.positions == "alibi", hierarchy=hierarchy, top=top, shelves=shelves,
         )  # fmt: skip
 
-    def other_weights(self, other: "ModelConfig") -> str | None:
+    def other_weights(self, other: ModelConfig) -> str | None:
         """The first field because of which weights of ``other`` are none of this model; None when they are."""
         names = [field.name for field in fields(self) if field.name not in WEIGHTLESS]
         if self.learns_pooling != other.learns_pooling:

@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        learnt = lambda count: nn.Parameter(torch.empty(count, config.kv_heads, config.head_dim)) if count else None  # noqa: E731
+        learnt = lambda count: nn.Parameter(torch.empty(count, config.kv_heads, config.head_dim)) if count else None
         self.memory_k, self.memory_v = learnt(config.memory), learnt(config.memory)
         self.pool = learnt(config.summaries if config.learns_pooling else 0)
         self.mesh = None
@@ -49,9 +49,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: torch.Tensor, table, pattern: Pattern, cache=None) -> torch.Tensor:
         # Under tensor parallelism a rank's projections hold its share of the heads.
-        q_BSHK, k_BSGK, v_BSGK = (
-            proj(x_BSD).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q_BSHK, k_BSGK, v_BSGK = (proj(x_BSD).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q_BSHK, k_BSGK = self.q_norm(q_BSHK), self.k_norm(k_BSGK)
         if table is not None:
             q_BSHK, k_BSGK = rotate(q_BSHK, table), rotate(k_BSGK, table)
@@ -110,7 +108,14 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(
-        self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, pattern: Pattern, *, length: torch.Tensor | None = None, head=None, caches=None
+        self,
+        tokens_BS: torch.Tensor,
+        positions_BS: torch.Tensor,
+        pattern: Pattern,
+        *,
+        length: torch.Tensor | None = None,
+        head=None,
+        caches=None,
     ):
         """
         Args:

@@ -93,7 +93,7 @@ class RopeScaling:
             )
 
     @classmethod
-    def parse(cls, given: dict) -> "RopeScaling":
+    def parse(cls, given: dict) -> RopeScaling:
         """From a mapping, as a configuration or a checkpoint holds it. Raises ValueError, one line, for an unknown key too."""
         names = [field.name for field in fields(cls)]
         for key in given:

@@ -10,7 +10,6 @@ from workers.parallel.memory import MemoryConfig, apply_memory
 from workers.parallel.pipeline import keep_stage
 from workers.parallel.tensor import apply_tensor_parallel
 
-
 SMALL_MODEL_BYTES = 256 << 20  # whole weights below this stay gathered from forward to backward: cheaper than gathering twice
 
 

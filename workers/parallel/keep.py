@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Iterable
+from collections.abc import Iterable
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -73,7 +73,7 @@ class Keeper:
 class Parcel:
     """One tensor, kept. It comes back with the strides it had."""
 
-    def __init__(self, x: torch.Tensor, store: Store, compress: bool, shelf: "Shelf"):
+    def __init__(self, x: torch.Tensor, store: Store, compress: bool, shelf: Shelf):
         if not torch.ops.aten.is_non_overlapping_and_dense.default(x):
             x = x.contiguous()
         self._shape, self._stride, self._dtype = x.shape, x.stride(), x.dtype
@@ -100,7 +100,7 @@ class Parcel:
 class Shelf:
     """The parcels of one block, and the block before."""
 
-    def __init__(self, before: "Shelf | None"):
+    def __init__(self, before: Shelf | None):
         self.parcels: list[weakref.ref] = []
         self._before = before
 

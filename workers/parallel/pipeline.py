@@ -10,7 +10,7 @@ Legend: B sequences of a micro-batch, s tokens of a context rank, D model size.
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist

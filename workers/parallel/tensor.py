@@ -74,9 +74,7 @@ MODEL_PLAN = {
 BLOCK_PLAN = {
     "input_layernorm": ReplicatedWeight(),
     # Gathered once for the three projections, which take it as it comes.
-    "self_attn": PrepareModuleInput(
-        input_layouts=(SEQUENCE, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
-    ),
+    "self_attn": PrepareModuleInput(input_layouts=(SEQUENCE, None, None, None), desired_input_layouts=(Replicate(), None, None, None)),
     "self_attn.q_proj": ColumnShards(),
     "self_attn.k_proj": ColumnShards(),
     "self_attn.v_proj": ColumnShards(),

@@ -5,7 +5,7 @@ Legend: B batch, S tokens, T tokens of a tile, D model size.
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate

@@ -8,8 +8,8 @@ Legend: B sequences, S tokens of the padded sequence, s = S / cp tokens of one r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ import torch.distributed as dist
 from workers.attention import Pattern
 from workers.attention.layout import positions as layout_positions
 from workers.training.window import IGNORE, Window
-
 
 PLANES = 5  # of a batch: tokens, targets, positions, length, part
 

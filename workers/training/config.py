@@ -60,7 +60,9 @@ class TrainingConfig:
         if self.decay not in ("constant", "linear", "cosine", "wsd"):
             raise ValueError(f"training.decay is {self.decay!r}; it must be constant, linear, cosine or wsd")
         if self.decay != "wsd" and self.decay_ratio != type(self).decay_ratio:
-            raise ValueError(f"training.decay_ratio is {self.decay_ratio}, but training.decay is {self.decay}: set it to wsd, or leave out decay_ratio")
+            raise ValueError(
+                f"training.decay_ratio is {self.decay_ratio}, but training.decay is {self.decay}: set it to wsd, or leave out decay_ratio"
+            )
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f"training.precision is {self.precision!r}; it must be fp32 or bf16")
 

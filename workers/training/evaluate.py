@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,13 @@ def position_edges(context: int) -> list[int]:
 
 @torch.no_grad()
 def evaluate(
-    model: torch.nn.Module, mesh, context: int, windows: Iterator[Window] | None, count: int, loss_chunk: int = CHUNK_TOKENS, alone: bool = False
+    model: torch.nn.Module,
+    mesh,
+    context: int,
+    windows: Iterator[Window] | None,
+    count: int,
+    loss_chunk: int = CHUNK_TOKENS,
+    alone: bool = False,
 ) -> dict:
     """Held-out loss of ``count`` windows per data-parallel group. A collective.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -155,8 +155,9 @@ def train(
 
     def held_out_loss() -> None:
         if job.held_out:
-            score = lambda **how: evaluate(  # noqa: E731
-                model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk, **how)
+            score = lambda **how: evaluate(
+                model, mesh, config.context, held_out() if held_out else None, job.held_out, job.memory.loss_chunk, **how
+            )
             result = score()
             if "later_loss" in result:  # what the papers or files before a target are worth: the same targets without them
                 alone = score(alone=True)
@@ -212,7 +213,13 @@ def train(
         if step == job.last_step or stopped or (job.checkpoint.every and step % job.checkpoint.every == 0):
             saver.save(progress, model, optimizer)
     saver.finish()
-    return {"step": progress.step, "loss": loss, "skipped_steps": guard.skipped, "stopped": stopped, "attention_backend": attention_backend(job, mesh)}
+    return {
+        "step": progress.step,
+        "loss": loss,
+        "skipped_steps": guard.skipped,
+        "stopped": stopped,
+        "attention_backend": attention_backend(job, mesh),
+    }
 
 
 def _from_rank_0(ask: Callable):
@@ -226,7 +233,9 @@ def _take(windows: Iterator[Window] | None, count: int) -> list[Window] | None:
     return [next(windows) for _ in range(count)] if windows is not None else None
 
 
-def _row(job: Job, progress: Progress, loss: float, norm: float, rate: float, targets: float, samples: list, peak: float, slow: str | None) -> dict:
+def _row(
+    job: Job, progress: Progress, loss: float, norm: float, rate: float, targets: float, samples: list, peak: float, slow: str | None
+) -> dict:
     """A step as ``metrics.jsonl`` keeps it. What ranks differ in is the worst rank's: longest wait, highest peak."""
     seconds = max(s.seconds for s in samples)
     useful = flops.matmul_flops(job.model, job.training.batch * job.training.context, job.adapter)

@@ -64,7 +64,7 @@ class SlowSteps:
 
     def _more(self, step: list[Sample], of_ranks, name: str) -> float:
         """Seconds above the median of the steps before, of the ranks' largest or smallest value."""
-        value = lambda samples: of_ranks(getattr(s, name) for s in samples)  # noqa: E731
+        value = lambda samples: of_ranks(getattr(s, name) for s in samples)
         return max(0.0, value(step) - median(value(s) for s in self._steps))
 
 

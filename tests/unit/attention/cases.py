@@ -17,7 +17,7 @@ from workers.attention.emulated import emulate
 from workers.attention.kernels import cpu, reference
 from workers.attention.layout import shard
 from workers.attention.tile import Tile
-from workers.mesh import LAYOUTS, MeshSpec
+from workers.mesh import MeshSpec
 
 SIZE = 8  # of a head
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -246,5 +246,3 @@ def document_ids(draw, length: int) -> tuple[int, ...] | None:
     if kind == "returning":
         return tuple(ids)
     return tuple(itertools.accumulate(int(x == 0) for x in ids))
-
-

@@ -10,8 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.attention_reference import visible
-from tests.unit.attention.cases import CAUSAL, LAYOUTS, PATTERNS, SIZE, VALUES, Case, all_cases, check_emulated, document_ids, documents_for
-from tests.unit.attention.cases import errors, expected, leaves, pattern_fields, rank_positions, some_cases
+from tests.unit.attention.cases import (
+    CAUSAL,
+    LAYOUTS,
+    PATTERNS,
+    SIZE,
+    VALUES,
+    Case,
+    all_cases,
+    check_emulated,
+    document_ids,
+    documents_for,
+    errors,
+    expected,
+    leaves,
+    pattern_fields,
+    rank_positions,
+    some_cases,
+)
 from workers.attention import Pattern, attend
 from workers.attention.emulated import Mailboxes, emulate
 from workers.attention.layout import positions, ring_runs, shard
@@ -305,7 +321,9 @@ def test_a_rank_that_leaves_early_is_missed_by_name():
 
 
 def test_what_each_rank_returns_comes_in_order():
-    assert emulate(8, lambda mesh: (mesh.ring_rank, mesh.cp_rank, mesh.layout, mesh.ring), "striped") == [(r, r, "striped", 8) for r in range(8)]
+    assert emulate(8, lambda mesh: (mesh.ring_rank, mesh.cp_rank, mesh.layout, mesh.ring), "striped") == [
+        (r, r, "striped", 8) for r in range(8)
+    ]
 
 
 def test_a_sent_buffer_may_be_used_again():

@@ -173,9 +173,7 @@ def backward_3(
 # FlashAttention 4 (flash_attn.cute.interface), likewise.
 
 
-def forward_4(
-    q, k, v, *, softmax_scale=None, causal=False, softcap=None, window_size_left=None, window_size_right=None, return_lse=False
-):
+def forward_4(q, k, v, *, softmax_scale=None, causal=False, softcap=None, window_size_left=None, window_size_right=None, return_lse=False):
     assert return_lse
     seen = window_4(q.shape[1], k.shape[1], causal, window_size_left, window_size_right)
     return *plain_forward(q, k, v, softmax_scale, seen), None, None

@@ -52,7 +52,7 @@ def definition(q, k, v, pool, pattern, scale):
 
 def inputs(length, batch=1, heads=2, kv_heads=1, summaries=1, size=8):
     generator = torch.Generator().manual_seed(5)
-    random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
     return (
         random(batch, length, heads, size), random(batch, length, kv_heads, size), random(batch, length, kv_heads, size),
         random(summaries, kv_heads, size), random(batch, length, heads, size),
@@ -62,7 +62,7 @@ def inputs(length, batch=1, heads=2, kv_heads=1, summaries=1, size=8):
 DOCUMENTS = {
     "none": lambda length, batch: None,
     "one row": lambda length, batch: torch.bucketize(torch.arange(length), torch.tensor([7, 9, 31]), right=True),
-    "per row": lambda length, batch: (torch.arange(length) // 11 + torch.arange(batch)[:, None] * (torch.arange(length) > 20)),
+    "per row": lambda length, batch: torch.arange(length) // 11 + torch.arange(batch)[:, None] * (torch.arange(length) > 20),
 }
 
 

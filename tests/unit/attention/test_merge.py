@@ -32,7 +32,10 @@ def test_rows_that_have_seen_no_key(seen):  # A1
     for visible in seen:
         scores = torch.randn(3, 4, dtype=torch.float64) if visible else torch.full((3, 4), -torch.inf, dtype=torch.float64)
         parts.append(softmax_part(scores, v))
-    expected = next((part for part, visible in zip(parts, seen) if visible), (torch.zeros(1, 3, 1, 8).double(), torch.full((1, 3, 1), -torch.inf).double()))
+    expected = next(
+        (part for part, visible in zip(parts, seen) if visible),
+        (torch.zeros(1, 3, 1, 8).double(), torch.full((1, 3, 1), -torch.inf).double()),
+    )
     expected = [x.clone() for x in expected]
     out, lse = parts[0]
     merge_(out, lse, *parts[1])

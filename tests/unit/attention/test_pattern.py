@@ -1,9 +1,8 @@
 """Tiles cover exactly the visible pairs, for every layout, rank and hop, without building a mask."""
 
+import dataclasses
 import itertools
 import time
-
-import dataclasses
 
 import pytest
 import torch
@@ -39,7 +38,9 @@ def check_distances(tiles, own, other):
 
 
 @settings(max_examples=300)
-@given(data=st.data(), ring=st.sampled_from([1, 2, 3, 4, 8]), chunk=st.integers(1, 5), layout=st.sampled_from(LAYOUTS), fields=pattern_fields())
+@given(
+    data=st.data(), ring=st.sampled_from([1, 2, 3, 4, 8]), chunk=st.integers(1, 5), layout=st.sampled_from(LAYOUTS), fields=pattern_fields()
+)
 def test_every_visible_pair_is_covered_once(data, ring, chunk, layout, fields):
     length = 2 * ring * chunk
     ids = data.draw(document_ids(length))

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.attention_reference import visible
-from tests.unit.attention.cases import LAYOUTS, PATTERNS, Case, count_pairs, document_ids, documents_for, pattern_fields, pieces, rank_positions
+from tests.unit.attention.cases import (
+    LAYOUTS,
+    PATTERNS,
+    Case,
+    count_pairs,
+    document_ids,
+    documents_for,
+    pattern_fields,
+    pieces,
+    rank_positions,
+)
 from workers.attention import Pattern
 from workers.attention.kernels import cpu, reference
 from workers.attention.layout import ring_runs
@@ -122,7 +132,12 @@ def test_sinks_travel_to_everybody_and_a_window_to_one():
 
 
 def test_blocks_and_documents_that_end_with_a_shard_send_nothing():
-    for pattern in (Pattern(block=8), Pattern(block=4, sinks=0), Pattern(documents=torch.arange(64) // 8), Pattern(stride=1, block=None, window=1)):
+    for pattern in (
+        Pattern(block=8),
+        Pattern(block=4, sinks=0),
+        Pattern(documents=torch.arange(64) // 8),
+        Pattern(stride=1, block=None, window=1),
+    ):
         assert sent(pattern, 64, 8, "contiguous") == [{}] * 8
     # A document of twelve tokens straddles two shards of eight.
     assert sent(Pattern(documents=torch.arange(64) // 12), 64, 8, "contiguous") == [{1: 8}, {1: 4}, {}, {1: 8}, {1: 4}, {}, {1: 8}, {}][:8]
@@ -195,7 +210,9 @@ def test_work_is_the_pairs_that_are_visible(name, layout):
     assert imbalance(pattern, 96, 8, layout) == max(work(pattern, 96, 8, layout)) * 8 / sum(work(pattern, 96, 8, layout))
 
 
-@pytest.mark.parametrize("fields", [dict(), dict(window=64), dict(window=1000), dict(window=64, sinks=4), dict(stride=8), dict(alibi=True)], ids=str)
+@pytest.mark.parametrize(
+    "fields", [dict(), dict(window=64), dict(window=1000), dict(window=64, sinks=4), dict(stride=8), dict(alibi=True)], ids=str
+)
 @pytest.mark.parametrize("ring", [2, 8])
 def test_the_best_layout_gives_nobody_more_work_and_sends_least(fields, ring):
     pattern = Pattern(**fields)

@@ -26,7 +26,7 @@ def definition(q, k, v, pattern):
             for index, (a, c) in enumerate(spans):
                 mask[a:c, a:c] = position[a:c, None] >= position[a:c]
                 before = spans[max(index - 1, 0)]
-                score = lambda s: (q[b, before[0] : before[1]].mean(0).unflatten(0, (-1, groups)).mean(1) * k[b, s[0] : s[1]].mean(0)).sum()  # noqa: B023, E731
+                score = lambda s: (q[b, before[0] : before[1]].mean(0).unflatten(0, (-1, groups)).mean(1) * k[b, s[0] : s[1]].mean(0)).sum()
                 for a2, c2 in sorted(spans[:index], key=score, reverse=True)[: pattern.top.keep - 1]:
                     mask[a:c, a2:c2] = True
         scores = torch.einsum("qhd,khd->hqk", q[b], k[b].repeat_interleave(groups, 1)) * size**-0.5
@@ -102,7 +102,7 @@ def test_a_later_token_changes_nothing_before(layout):
     q, k, v, _ = (x.float() for x in inputs(length, size=64))
 
     def rank(mesh):
-        out = lambda *t: attend(*(shard(x, mesh, 1) for x in t), Pattern(top=TopBlocks(16, 3)), mesh=mesh)  # noqa: E731
+        out = lambda *t: attend(*(shard(x, mesh, 1) for x in t), Pattern(top=TopBlocks(16, 3)), mesh=mesh)
         before, position, same = out(q, k, v), shard(torch.arange(length), mesh, 0), []
         for changed in range(5, length, 9):
             noisy = [x.index_add(1, torch.tensor([changed]), torch.full_like(x[:, :1], 3.0)) for x in (q, k, v)]

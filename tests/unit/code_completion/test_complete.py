@@ -89,7 +89,9 @@ def test_the_latest_whole_checkpoint_is_taken(run, tmp_path):
     assert checkpoint_of(tmp_path) == (tmp_path, tmp_path / "checkpoints/step-00000006")
 
 
-@pytest.mark.parametrize("place, said", [("nowhere", "nowhere is not a folder"), (".", "holds no finished checkpoint"), ("a.py", "a.py is not a folder")])
+@pytest.mark.parametrize(
+    "place, said", [("nowhere", "nowhere is not a folder"), (".", "holds no finished checkpoint"), ("a.py", "a.py is not a folder")]
+)
 def test_a_checkpoint_that_is_none(repo, place, said):
     with pytest.raises(ValueError, match=said):
         complete(repo / place, repo, "a.py:1:1")

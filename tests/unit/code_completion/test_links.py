@@ -52,7 +52,9 @@ def test_a_file_that_names_itself_is_found_as_itself():  # C14
 
 
 @pytest.mark.parametrize("name", ["a.c", "a.py", "a.js", "a.java", "a.go", "a.rs"])
-@pytest.mark.parametrize("piece", ["#include <", "from a import (", "import (", "import a.", 'require( "', "use crate::{", " ", "\t\n", "import", "mod x"])
+@pytest.mark.parametrize(
+    "piece", ["#include <", "from a import (", "import (", "import a.", 'require( "', "use crate::{", " ", "\t\n", "import", "mod x"]
+)
 def test_a_megabyte_of_anything_is_read_in_linear_time(name, piece):  # C5
     started = time.process_time()
     links(name, piece * ((1 << 20) // len(piece)))

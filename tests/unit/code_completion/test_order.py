@@ -43,7 +43,9 @@ def test_an_imported_go_package_stands_before_its_user_as_a_whole():
 
 @st.composite
 def repositories(draw):
-    names = draw(st.lists(st.sampled_from([f"{folder}{stem}.h" for folder in ("", "a/", "a/b/") for stem in "pqrst"]), unique=True, min_size=1))
+    names = draw(
+        st.lists(st.sampled_from([f"{folder}{stem}.h" for folder in ("", "a/", "a/b/") for stem in "pqrst"]), unique=True, min_size=1)
+    )
     links = [draw(st.lists(st.sampled_from([f'"{n}' for n in names]), max_size=4)) for _ in names]
     return names, links
 

@@ -24,7 +24,10 @@ def repo(tmp_path):
         "src/main.c": '#include "a.h"\n\nint main(void)\n{\n\tstruct thing t;\n\treturn far_away(&t) + CONSTANT;\n}\n',
         "src/noise.c": "int noise;\n",
         "include/a.h": "#include <b.h>\n#define CONSTANT 3\n",
-        "include/b.h": "#include <c.h>\n" + "int filler;\n" * 400 + "/* what it is */\nstruct thing {\n\tint x;\n};\n" + "int filler;\n" * 400,
+        "include/b.h": "#include <c.h>\n"
+        + "int filler;\n" * 400
+        + "/* what it is */\nstruct thing {\n\tint x;\n};\n"
+        + "int filler;\n" * 400,
         "include/c.h": "int c;\n",
         "far/impl.c": "int far_away(struct thing *t)\n{\n\treturn t->x;\n}\n",
         "far/use.c": "int other(struct thing *t) { return far_away(t); }\n",

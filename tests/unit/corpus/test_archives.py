@@ -45,7 +45,9 @@ def contents(found) -> dict[str, bytes]:
         return {file.name: read(file) for file in found[0]}
 
 
-@pytest.mark.parametrize("end, mode", [(".tar", "w"), (".tar.gz", "w:gz"), (".tgz", "w:gz"), (".tar.bz2", "w:bz2"), (".tar.xz", "w:xz"), (".zip", "")])
+@pytest.mark.parametrize(
+    "end, mode", [(".tar", "w"), (".tar.gz", "w:gz"), (".tgz", "w:gz"), (".tar.bz2", "w:bz2"), (".tar.xz", "w:xz"), (".zip", "")]
+)
 def test_members_are_read_in_place_by_the_rules_of_a_folder(tmp_path, end, mode):
     path = tmp_path / ("project-1.2" + end)
     extra = {"p/node_modules/x/y.js": b"y", "p/logo.png": b"p", "p/inner.zip": b"z", "p/z.tar.gz": b"z", "./p/dot.py": b"d"}

@@ -40,7 +40,10 @@ def stored(tmp_path, kind: Code, *paths, tokenizer="byte") -> TokenStore:
 
 
 def test_a_repository_is_one_document_with_its_files_behind_their_names(tmp_path):  # C8
-    tree(tmp_path / "src", {"one/.git/x": "", "one/b.py": "<|file_sep|>x\r\n", "one/a/c.py": "", "two/.git/x": "", "two/d.py": "<|endoftext|>"})
+    tree(
+        tmp_path / "src",
+        {"one/.git/x": "", "one/b.py": "<|file_sep|>x\r\n", "one/a/c.py": "", "two/.git/x": "", "two/d.py": "<|endoftext|>"},
+    )
     store = stored(tmp_path, Code(unit="collection"), tmp_path / "src")
     special = store.tokenizer.special
     assert [store.paths(i) for i in range(len(store))] == ["src/one/a/c.py", "src/one/b.py", "src/two/d.py"]
@@ -157,7 +160,17 @@ LONG = [" ".join(words(seed, 300)) for seed in range(4)]
 
 
 def test_exact_copies_go_and_near_ones_on_request(tmp_path):
-    tree(tmp_path, {"one/b.py": LONG[0], "two/a.py": LONG[0], "two/c.py": LONG[0] + " more", "two/d.py": LONG[1], "one/short.py": "x", "two/short.py": "x"})
+    tree(
+        tmp_path,
+        {
+            "one/b.py": LONG[0],
+            "two/a.py": LONG[0],
+            "two/c.py": LONG[0] + " more",
+            "two/d.py": LONG[1],
+            "one/short.py": "x",
+            "two/short.py": "x",
+        },
+    )
     paths = tmp_path / "two", tmp_path / "one"
     places, reasons = arranged(Code(), *paths)
     exact = {"two/a.py": "duplicate: the same text as one/b.py", "two/short.py": "duplicate: the same text as one/short.py"}
@@ -203,7 +216,16 @@ def test_wrong_options_are_one_line(tmp_path):
 
 
 def test_every_option_is_part_of_the_identity():
-    kinds = [Code(), Code("collection"), Code(order="random"), Code(line_ends="lf"), Code(licences=("MIT",)), Code(near_duplicates=0.9), Code(held_out=("x",)), Code(gitignore=False)]
+    kinds = [
+        Code(),
+        Code("collection"),
+        Code(order="random"),
+        Code(line_ends="lf"),
+        Code(licences=("MIT",)),
+        Code(near_duplicates=0.9),
+        Code(held_out=("x",)),
+        Code(gitignore=False),
+    ]
     assert len({json.dumps(kind.identity()) for kind in kinds}) == len(kinds)
 
 

@@ -99,7 +99,9 @@ def test_rows_put_together_are_planned_as_one_document(tmp_path_factory, lengths
             assert single.read(g).parts.tolist() == single.read(g).documents.tolist()
 
 
-@given(st.lists(st.sampled_from([0, 1, 7, 2**31 - 1, 2**31 + 10, 2**33]), min_size=1, max_size=4), st.integers(2**20, 2**24), st.integers(1, 8))
+@given(
+    st.lists(st.sampled_from([0, 1, 7, 2**31 - 1, 2**31 + 10, 2**33]), min_size=1, max_size=4), st.integers(2**20, 2**24), st.integers(1, 8)
+)
 @settings(max_examples=30, deadline=None)
 def test_lengths_beyond_32_bits_are_covered_once(lengths, context, part):  # W3
     overlap = context // part - 1
@@ -153,7 +155,15 @@ def test_fifty_epochs_keep_two_orders_and_no_more_memory(tmp_path):
 def test_what_the_ingest_held_out_is_never_trained_on(tmp_path):
     lengths = [[5, 5], [6], [7], [8]]
     for number, (patterns, out) in enumerate(
-        [(["c1"], [1]), (["c[23]"], [2, 3]), (["c2/src"], [2]), (["*/1.py"], [0]), (["c3/src/"], [3]), (["c1", "c0/*"], [0, 1]), (["none"], [])]
+        [
+            (["c1"], [1]),
+            (["c[23]"], [2, 3]),
+            (["c2/src"], [2]),
+            (["*/1.py"], [0]),
+            (["c3/src/"], [3]),
+            (["c1", "c0/*"], [0, 1]),
+            (["none"], []),
+        ]
     ):
         store = collections(tmp_path / str(number), lengths, hold_out=patterns)
         for fraction in (0, 0.5):

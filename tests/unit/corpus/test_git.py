@@ -13,7 +13,12 @@ IDENTITY = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "core.autocrlf=fa
 
 
 def git(folder, *arguments) -> str:
-    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_DATE": "2020-01-01T00:00Z", "GIT_COMMITTER_DATE": "2020-01-01T00:00Z"}
+    environment = {
+        **os.environ,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_AUTHOR_DATE": "2020-01-01T00:00Z",
+        "GIT_COMMITTER_DATE": "2020-01-01T00:00Z",
+    }
     done = subprocess.run(["git", *IDENTITY, "-C", str(folder), *arguments], check=True, capture_output=True, text=True, env=environment)
     return done.stdout.strip()
 
@@ -21,7 +26,9 @@ def git(folder, *arguments) -> str:
 @pytest.fixture
 def repo(tmp_path):
     """Two commits, of which the first is v1; then the work tree goes its own way."""
-    root = tree(tmp_path / "repo", {"a.py": b"one\r\n", "sub/b.c": "int b;\n", "LICENSE": "MIT", ".gitignore": "*.c\n", "node_modules/x.js": "x"})
+    root = tree(
+        tmp_path / "repo", {"a.py": b"one\r\n", "sub/b.c": "int b;\n", "LICENSE": "MIT", ".gitignore": "*.c\n", "node_modules/x.js": "x"}
+    )
     os.symlink("/etc/passwd", root / "link.py")
     with open(os.fsencode(root) + b"/bad\xff.py", "w"):
         pass
@@ -77,14 +84,24 @@ def test_bare_repositories_folders_of_one_and_two_commits(repo, tmp_path):
     assert contents(find_code([f"{repo}/sub@v1"])) == {"sub/b.c": b"int b;\n"}
     assert names(find_code([f"{repo}/sub@v1", tmp_path / "bare.git@v1"])) == ["bare/a.py", "bare/sub/b.c", "sub/b.c"]
     both = names(find_code([f"{repo}@v1", f"{repo}@main"]))
-    assert len(both) == 5 and both[0].startswith("repo@" + commit_id(str(repo), "main")[:12]) != both[0].startswith("repo@" + commit_id(str(repo), "v1")[:12])
+    assert len(both) == 5 and both[0].startswith("repo@" + commit_id(str(repo), "main")[:12]) != both[0].startswith(
+        "repo@" + commit_id(str(repo), "v1")[:12]
+    )
 
 
 def test_nothing_of_the_repository_is_run(repo, tmp_path):
     mark = tmp_path / "ran"
     script = tree(tmp_path, {"script": f"#!/bin/sh\ntouch {mark}\ncat\n"}) / "script"
     script.chmod(0o755)
-    for setting in ("core.fsmonitor", "core.pager", "core.sshCommand", "filter.x.smudge", "diff.x.textconv", "alias.ls-tree", "core.editor"):
+    for setting in (
+        "core.fsmonitor",
+        "core.pager",
+        "core.sshCommand",
+        "filter.x.smudge",
+        "diff.x.textconv",
+        "alias.ls-tree",
+        "core.editor",
+    ):
         git(repo, "config", setting, str(script))
     for hook in ("post-checkout", "post-index-change", "reference-transaction"):
         (repo / ".git/hooks").mkdir(exist_ok=True)

@@ -62,7 +62,9 @@ def test_names_of_licence_files():
 
 
 def test_the_nearest_licence_above_holds():
-    folders = by_folder([("r/COPYING", "GPL-2.0-only"), ("r/a/LICENSE-MIT", "MIT"), ("r/a/LICENSE-APACHE", "Apache-2.0"), ("r/b/LICENSE", None)])
+    folders = by_folder(
+        [("r/COPYING", "GPL-2.0-only"), ("r/a/LICENSE-MIT", "MIT"), ("r/a/LICENSE-APACHE", "Apache-2.0"), ("r/b/LICENSE", None)]
+    )
     assert nearest("r/x.c", folders) == nearest("r/b/deep/x.c", folders) == "GPL-2.0-only"
     assert nearest("r/a/x.c", folders) == "Apache-2.0 AND MIT"
     assert nearest("other/x.c", folders) is None

@@ -101,9 +101,7 @@ def test_identical_documents_look_alike_in_one_window(tmp_path, positions):  # W
 
 
 lengths_and_contexts = st.integers(1, 12).flatmap(
-    lambda context: st.tuples(
-        st.lists(st.integers(0, 40), min_size=1, max_size=25), st.just(context), st.integers(0, context - 1)
-    )
+    lambda context: st.tuples(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.just(context), st.integers(0, context - 1))
 )
 
 

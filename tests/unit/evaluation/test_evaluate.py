@@ -99,7 +99,9 @@ def test_wrong_options_are_refused(run, options, error):
 
 def test_what_failed_in_an_actor_is_one_line(run, monkeypatch):
     def processing(pieces, weights, actors):
-        raise RayTaskError("submit", "Traceback:\n  File …\nValueError: no\nTo change retries, …", ValueError("the window\nis bad")).as_instanceof_cause()
+        raise RayTaskError(
+            "submit", "Traceback:\n  File …\nValueError: no\nTo change retries, …", ValueError("the window\nis bad")
+        ).as_instanceof_cause()
 
     monkeypatch.setattr("cluster.process.process_pieces", processing)
     monkeypatch.setattr("cluster.launch.connected", lambda **how: contextlib.nullcontext())

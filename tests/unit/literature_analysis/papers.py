@@ -161,7 +161,7 @@ SENTENCES = """<PAPER>
 <SECTION title="On "quotes". " number = "2">
 <S sid ="4" ssid = "1">Never closed.
 </PAPER>"""
-LABELLED = """TITLE: 
+LABELLED = """TITLE:\x20
 Rings in women
 
 

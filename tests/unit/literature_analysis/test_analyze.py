@@ -70,7 +70,7 @@ def test_the_answer_is_the_models_after_the_sources(run, store):
         for source in reversed(answer.sources):  # the best stands last
             title, sections = PAPERS[source.paper]
             own = f"{title}\n<|section|>{source.section}\n{sections[source.section]}\n" if source.section else f"{title}\n"
-            text += ("<|document|>" + own)
+            text += "<|document|>" + own
         assert answer.prompt_tokens == 1 + sum(source.tokens for source in answer.sources) + len(f"\nQuestion: {answer.question}\nAnswer:")
         assert answer.prompt_tokens + 12 <= 400
         prompts.append(text)
@@ -129,7 +129,9 @@ def test_the_command_takes_a_folder_of_papers(run, tmp_path, monkeypatch):
         yield here(load_decoder(weights)), sys.stdout
 
     monkeypatch.setattr("pipelines.commands.inference._processing", processing)
-    (tmp_path / "bread.md").write_text("# Sourdough\n\n## Abstract\n\nYeast makes bread rise.\n\n## Baking\n\nSteam keeps the crust soft.\n")
+    (tmp_path / "bread.md").write_text(
+        "# Sourdough\n\n## Abstract\n\nYeast makes bread rise.\n\n## Baking\n\nSteam keeps the crust soft.\n"
+    )
     ask = ("analyze", "--checkpoint", str(run), "--shelf", str(tmp_path), "--question", QUESTION, "--sources", "2", "--max-tokens", "8")
     done = CliRunner().invoke(main, [*ask, "--json"])
     assert done.exit_code == 0, done.output

@@ -95,7 +95,15 @@ def packed(path, files):
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
 def test_archives(tmp_path, ending):  # C12
-    inside = {"p/main.tex": papers.LATEX, "p/method.tex": papers.METHOD, "p/refs.bib": papers.BIB, "q.md": "# Q", "../evil.md": "x", "/abs.md": "x", "z.csv": ""}
+    inside = {
+        "p/main.tex": papers.LATEX,
+        "p/method.tex": papers.METHOD,
+        "p/refs.bib": papers.BIB,
+        "q.md": "# Q",
+        "../evil.md": "x",
+        "/abs.md": "x",
+        "z.csv": "",
+    }
     root = tmp_path / "set"
     root.mkdir()
     path = packed(root / f"two{ending}", inside)

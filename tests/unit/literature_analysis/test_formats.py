@@ -143,7 +143,12 @@ SOURCE = st.lists(st.sampled_from(NOISE), max_size=60).map("".join)
 
 
 @settings(max_examples=200)
-@given(st.sampled_from(["a.tex", "a.md", "a.rst", "a.txt", "a.xml", "a.json", "a.pdf"]), SOURCE, st.sampled_from(list(EVERY.values())), st.data())
+@given(
+    st.sampled_from(["a.tex", "a.md", "a.rst", "a.txt", "a.xml", "a.json", "a.pdf"]),
+    SOURCE,
+    st.sampled_from(list(EVERY.values())),
+    st.data(),
+)
 def test_any_text_is_a_paper_or_says_why(name, noise, real, data):
     at = data.draw(st.integers(0, len(real)))
     for content in (noise.encode(), real[:at] + noise.encode() + real[at:]):
@@ -155,7 +160,25 @@ def test_any_text_is_a_paper_or_says_why(name, noise, real, data):
 
 @pytest.mark.parametrize("name", ["a.tex", "a.md", "a.rst", "a.txt", "a.xml"])
 @pytest.mark.parametrize(
-    "piece", ["{", "[", "\\section{", "$", "\\begin{a}", "[1, ", "(Doe, 2001; ", "A, B, C, ", "<S", "- a-\n", "\\x{", "> ", "* ", "a_", ".. [1]\n", "\n===\n"]
+    "piece",
+    [
+        "{",
+        "[",
+        "\\section{",
+        "$",
+        "\\begin{a}",
+        "[1, ",
+        "(Doe, 2001; ",
+        "A, B, C, ",
+        "<S",
+        "- a-\n",
+        "\\x{",
+        "> ",
+        "* ",
+        "a_",
+        ".. [1]\n",
+        "\n===\n",
+    ],
 )
 def test_long_nonsense_takes_no_time(name, piece):
     start = {"a.tex": "\\documentclass{a}\n", "a.xml": "<PAPER><S sid='0'>"}.get(name, "T\n\n")

@@ -24,7 +24,10 @@ def folder(tmp_path_factory):
     )  # fmt: skip
     (root / "main.pdf").write_bytes(papers.pdf([papers.column(72, 90, PRINTED[:1], 18) + papers.column(72, 120, PRINTED[1:])]))
     (root / "scan.pdf").write_bytes(papers.pdf([[]]))
-    packed(root / "more.tar.gz", {"x/main.tex": papers.LATEX.replace("G\\\"odel", "Other Things"), "x/method.tex": "Other words entirely about fish. " * 40})
+    packed(
+        root / "more.tar.gz",
+        {"x/main.tex": papers.LATEX.replace('G\\"odel', "Other Things"), "x/method.tex": "Other words entirely about fish. " * 40},
+    )
     return root
 
 
@@ -43,7 +46,12 @@ def test_a_store_of_papers(folder, tmp_path):  # C1, C10, C11
     assert reasons["set/main.pdf"] == "duplicate: the same paper as set/a/main.tex"
     assert reasons["set/scan.pdf"].startswith("no text: ") and reasons["set/k.json"].startswith("not a paper: ")
     counts = store.manifest["counts"]
-    assert counts["papers"] == 11 and counts["format latex"] == 2 and counts["references"] and counts["citations"] > counts["citations resolved"] > 0
+    assert (
+        counts["papers"] == 11
+        and counts["format latex"] == 2
+        and counts["references"]
+        and counts["citations"] > counts["citations resolved"] > 0
+    )
     end, document, section = (store.tokenizer.special[name] for name in ("<|endoftext|>", "<|document|>", "<|section|>"))
     for i in range(len(store)):
         text, details, ids = store.text(i), store.details(i), store[i]
@@ -63,7 +71,9 @@ def test_a_store_of_papers(folder, tmp_path):  # C1, C10, C11
 def test_shelves_and_the_same_bytes_again(folder, tmp_path):  # C13
     store = made(folder, tmp_path / "store", shelves="citation", shelf_papers=4)
     assert store.unit == "collection"
-    shelf = next(i for i in range(len(store.documents) - 1) if any(store.paths(r) == "set/doe.md" for r in range(*store.documents[i : i + 2])))
+    shelf = next(
+        i for i in range(len(store.documents) - 1) if any(store.paths(r) == "set/doe.md" for r in range(*store.documents[i : i + 2]))
+    )
     assert {store.paths(row) for row in range(*store.documents[shelf : shelf + 2])} >= {"set/d.md", "set/doe.md", "set/f.txt"}
     end = store.tokenizer.special["<|endoftext|>"]
     for start, stop in zip(store.documents, store.documents[1:]):
@@ -96,7 +106,11 @@ def test_parts():
 
 
 def test_wrong_options(folder):
-    for options, message in [({"shelves": "x"}, "--shelves"), ({"shelf_papers": 0}, "--shelf-papers"), ({"shelf_bytes": 0}, "--shelf-bytes")]:
+    for options, message in [
+        ({"shelves": "x"}, "--shelves"),
+        ({"shelf_papers": 0}, "--shelf-papers"),
+        ({"shelf_bytes": 0}, "--shelf-bytes"),
+    ]:
         with pytest.raises(ValueError, match=message):
             Papers(**options)
     with pytest.raises(ValueError, match="--hold-out 'no' matches none of"):

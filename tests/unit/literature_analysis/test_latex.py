@@ -25,7 +25,10 @@ def test_a_paper():
     assert "The \\unknown[a]{method} is bold “quoted” —" in paper.text
     assert "\\input{../../evil}" in paper.text and "\\input{method}" in paper.text  # neither is followed
     assert cited(paper) == [("[1, missing]", (1,), ("missing",)), ("[see 2, p. 3]", (2,), ())]
-    assert [(e.number, e.key, e.title, e.year) for e in paper.references] == [(1, "vaswani", "Attention is All You Need", 2017), (2, "smith", "On Örings", 1999)]
+    assert [(e.number, e.key, e.title, e.year) for e in paper.references] == [
+        (1, "vaswani", "Attention is All You Need", 2017),
+        (2, "smith", "On Örings", 1999),
+    ]
     assert paper.references[0].identifiers == {"arxiv": "1706.03762"} and paper.references[1].identifiers == {"doi": "10.1000/abc"}
     assert paper.text.endswith("[2] J. Smith. On Örings. 1999. 10.1000/AbC\n")
 
@@ -46,13 +49,18 @@ def test_references_in_the_text():
 
 
 def test_macros():
-    head = r"\newcommand\foo[2][x]{#1-#2}\def\bar{Bar}\newcommand{\hard}{\def\x{1}}\renewcommand{\loop}{\loop\loop}\newcommand{\s}{S\xspace}"
+    head = (
+        r"\newcommand\foo[2][x]{#1-#2}\def\bar{Bar}\newcommand{\hard}{\def\x{1}}\renewcommand{\loop}{\loop\loop}\newcommand{\s}{S\xspace}"
+    )
     paper = latex(r"\foo{a} \foo[y]{b} \bar baz \hard{} \s is \s. \loop", head)
     assert paper.text.startswith("x-a y-b Barbaz \\hard{} S is S. ")
 
 
 def test_macros_that_double_are_bounded():
-    head = "".join(f"\\newcommand{{\\{chr(98 + i)}x}}{{\\{chr(97 + i)}x\\{chr(97 + i)}x}}" for i in range(24)) + "\\newcommand{\\ax}{long text}"
+    head = (
+        "".join(f"\\newcommand{{\\{chr(98 + i)}x}}{{\\{chr(97 + i)}x\\{chr(97 + i)}x}}" for i in range(24))
+        + "\\newcommand{\\ax}{long text}"
+    )
     assert len(latex("\\yx", head).text) < 32 << 20
 
 

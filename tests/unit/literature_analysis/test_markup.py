@@ -15,7 +15,10 @@ def test_markdown():
     assert paper.title == "Rings in Markdown" and paper.year == 2020
     assert headings(paper) == [(1, "Introduction"), (2, "Methods"), (2, "References")]
     assert "# no heading" in paper.text and "Written quickly." in paper.pieces()[0] and "date: 2020-05-01" in paper.text
-    assert [(entry.key, entry.text) for entry in paper.references] == [("1", "Jane Doe. 2001. Mouse rings are round. Journal."), ("^1", "A note.")]
+    assert [(entry.key, entry.text) for entry in paper.references] == [
+        ("1", "Jane Doe. 2001. Mouse rings are round. Journal."),
+        ("^1", "A note."),
+    ]
     assert cited(paper) == [("[@doe2001, p. 3]", (), ("doe2001",)), ("[^1]", (2,), ()), ("[1]", (1,), ())]
 
 
@@ -31,7 +34,11 @@ def test_rst():
     assert paper.licence == "LicenseRef-public-domain"
     assert headings(paper) == [(1, "Abstract"), (2, "Details"), (1, "References"), (1, "Copyright")]
     assert "Not a heading\n    ====" in paper.text and paper.text.startswith("Rings in reStructuredText\nPEP: 9999\nCreated")
-    assert [(e.number, e.key, e.text) for e in paper.references] == [(1, "1", "Jane Doe, Mouse rings, 2001."), (2, "#auto", "Auto note."), (3, "PEP 8", "PEP 8")]
+    assert [(e.number, e.key, e.text) for e in paper.references] == [
+        (1, "1", "Jane Doe, Mouse rings, 2001."),
+        (2, "#auto", "Auto note."),
+        (3, "PEP 8", "PEP 8"),
+    ]
     assert paper.references[2].identifiers == {"pep": "8"} and paper.references[2].start is None
     assert cited(paper) == [(":pep:`8`", (3,), ()), ("[1]_", (1,), ()), ("[#auto]_", (2,), ()), ("[missing]_", (), ("missing",))]
 

@@ -15,9 +15,17 @@ def pages():
     right = set_in(220, "Right " * 70 + "end.")
     head = [(60, 40, 8, "Journal of Rings")]
     first = (
-        head + [(60, 90, 18, "Two Columns and"), (60, 112, 18, "Their Order")] + column(305, 160, right) + column(60, 160, left, 12) + column(60, 180, body)
+        head
+        + [(60, 90, 18, "Two Columns and"), (60, 112, 18, "Their Order")]
+        + column(305, 160, right)
+        + column(60, 160, left, 12)
+        + column(60, 180, body)
     )
-    second = head + column(60, 90, ["2 Results"], 12) + column(60, 110, ["We see an exam-", "ple of a real-", "world task, as real-world examples do."])
+    second = (
+        head
+        + column(60, 90, ["2 Results"], 12)
+        + column(60, 110, ["We see an exam-", "ple of a real-", "world task, as real-world examples do."])
+    )
     second += column(60, 200, ["References"], 12) + column(60, 220, ["[1] Doe. 2001. Rings.", "[2] Roe. 2003. More rings. doi:10.1000/x"])
     third = head + column(60, 90, ["The end of it."])
     return [page + [(290, 800, 9, str(number))] for number, page in enumerate((first, second, third), start=1)]

@@ -27,7 +27,9 @@ def test_headings(line, level):
 
 
 def test_numbers_cite_what_the_list_has():
-    found = cited(paper("As in [1], [2, 3], [1–3], [1-2; 4], [9] and the interval [0, 1].", "[1] Doe. 2001.\n[2] Roe. 2002.\n\n[3] Poe. 2003."))
+    found = cited(
+        paper("As in [1], [2, 3], [1–3], [1-2; 4], [9] and the interval [0, 1].", "[1] Doe. 2001.\n[2] Roe. 2002.\n\n[3] Poe. 2003.")
+    )
     assert found == {
         "[1]": ((1,), ()),
         "[2, 3]": ((2, 3), ()),

@@ -20,7 +20,12 @@ def test_identifiers():
     assert identifiers_in("https://arxiv.org/abs/cs.CL/0102003") == {"arxiv": "cs.cl/0102003"}
     assert identifiers_in("https://doi.org/10.1/x") == {}
     assert doi_name("https://doi.org/10.1000/X.") == "10.1000/x"
-    assert [doi_name(f"10.1000/{end}") for end in ("a(b)c]))", "a(b", "(a)", "]]")] == ["10.1000/a(b)c", "10.1000/a(b", "10.1000/(a)", "10.1000/"]
+    assert [doi_name(f"10.1000/{end}") for end in ("a(b)c]))", "a(b", "(a)", "]]")] == [
+        "10.1000/a(b)c",
+        "10.1000/a(b",
+        "10.1000/(a)",
+        "10.1000/",
+    ]
     assert identifiers_of_file("pep-0008") == {"pep": "8"}
 
 

@@ -42,14 +42,23 @@ def test_by_similarity_and_folder():
     assert names([member("a", size=99), member("b", size=1)], "folder", size=10) == [["a"], ["b"]]
 
 
-GRAPH = st.lists(st.tuples(st.lists(st.integers(0, 11), max_size=3), st.lists(st.integers(0, 5), max_size=4), st.integers(1, 30)), max_size=12)
+GRAPH = st.lists(
+    st.tuples(st.lists(st.integers(0, 11), max_size=3), st.lists(st.integers(0, 5), max_size=4), st.integers(1, 30)), max_size=12
+)
 
 
 @settings(max_examples=100)
 @given(GRAPH, st.sampled_from(["citation", "similarity", "folder"]), st.integers(1, 4), st.sampled_from([None, 20, 40]), st.randoms())
 def test_every_paper_stands_once_within_bounds_whatever_the_input_order(rows, way, most, size, chance):
     papers = [
-        member(f"{i % 3}/{i:02}", 1990 + i % 5, size=b, cites=[({"n": str(c)}, "") for c in cites], terms=[(t, 1) for t in set(words)], n=str(i))
+        member(
+            f"{i % 3}/{i:02}",
+            1990 + i % 5,
+            size=b,
+            cites=[({"n": str(c)}, "") for c in cites],
+            terms=[(t, 1) for t in set(words)],
+            n=str(i),
+        )
         for i, (cites, words, b) in enumerate(rows)
     ]
     shelves = names(papers, way, most, size)
@@ -65,7 +74,12 @@ def test_linear_in_papers(way):
     def cpu(count: int) -> float:
         chance = random.Random(0)
         papers = [
-            member(str(i), cites=[({"n": str(chance.randrange(count))}, "")], terms=[(t, 1 + t % 3) for t in chance.sample(range(500), 20)], n=str(i))
+            member(
+                str(i),
+                cites=[({"n": str(chance.randrange(count))}, "")],
+                terms=[(t, 1 + t % 3) for t in chance.sample(range(500), 20)],
+                n=str(i),
+            )
             for i in range(count)
         ]
         start = time.process_time()

@@ -13,7 +13,13 @@ def test_jats():
     paper = jats.read_jats(tree.parse(papers.JATS.encode()))
     assert paper.title == "Rings in vivo" and paper.year == 2011 and paper.licence == "CC-BY-4.0"
     assert paper.identifiers == {"doi": "10.1000/jats.1", "pmcid": "PMC123456"}
-    assert [(s.level, s.heading) for s in paper.sections] == [(1, "Abstract"), (1, "Methods"), (2, "Mice"), (1, "Acknowledgements"), (1, "References")]
+    assert [(s.level, s.heading) for s in paper.sections] == [
+        (1, "Abstract"),
+        (1, "Methods"),
+        (2, "Mice"),
+        (1, "Acknowledgements"),
+        (1, "References"),
+    ]
     assert "We gave rings α to mice." in paper.text and "Ten.\n\na | 1\n" in paper.text and "in Figure 1." in paper.text
     assert cited(paper) == [("[1,2]", (1, 2), ())]
     assert [(e.number, e.key, e.year, e.identifiers) for e in paper.references] == [

@@ -38,7 +38,9 @@ def loss(logits_BSV: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits_BSV.flatten(0, 1), torch.arange(24) % CONFIG.vocab_size)
 
 
-@pytest.mark.parametrize("variant", [CONFIG, dataclasses.replace(CONFIG, tie_embeddings=True, qkv_bias=True, qk_norm=True)], ids=["llama", "qwen"])
+@pytest.mark.parametrize(
+    "variant", [CONFIG, dataclasses.replace(CONFIG, tie_embeddings=True, qkv_bias=True, qk_norm=True)], ids=["llama", "qwen"]
+)
 def test_equal_to_the_model_of_merged_weights_gradients_too(variant):
     """Autograd through W + s · B A, written out, is the reference."""
     model, text, positions = adapted(variant), tokens(24), torch.arange(24)[None]
@@ -65,7 +67,8 @@ def test_a_new_adapter_is_the_base_to_the_bit():
 
 def test_values_of_a_new_adapter_depend_on_seed_and_name_alone():
     first, again, other, fewer = (
-        adapters(adapted(adapter=a, seed=s, trained=False)) for a, s in ((ADAPTER, 3), (ADAPTER, 3), (ADAPTER, 4), (AdapterConfig(rank=3), 3))
+        adapters(adapted(adapter=a, seed=s, trained=False))
+        for a, s in ((ADAPTER, 3), (ADAPTER, 3), (ADAPTER, 4), (AdapterConfig(rank=3), 3))
     )
     for name, module in first.items():
         assert torch.equal(module.lora_A.weight, again[name].lora_A.weight) and not module.lora_B.weight.any()
@@ -96,7 +99,14 @@ def test_what_trains_and_in_which_type_the_rest_is_held():
     with torch.device("meta"):
         model = add_adapters(Decoder(config), opened, torch.bfloat16)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    block = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj.lora_A", "self_attn.v_proj.lora_B")
+    block = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+        "self_attn.v_proj.lora_A",
+        "self_attn.v_proj.lora_B",
+    )
     expected = {f"layers.{i}.{part}.weight" for i in range(2) for part in block} | {"norm.weight", "embed_tokens.weight"}
     assert trained == expected | {f"layers.{i}.self_attn.memory_{part}" for i in range(2) for part in "kv"}
     assert all((parameter.dtype == torch.float32) == parameter.requires_grad for parameter in model.parameters())

@@ -64,8 +64,15 @@ def permuted(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_gguf(
-    path: Path, decoder: Decoder, kind: str = "llama", quantization=gguf.GGMLQuantizationType.F32, *, pre: str | None = "gpt-2",
-    strings: dict | None = None, numbers: dict | None = None, extra: dict | None = None,
+    path: Path,
+    decoder: Decoder,
+    kind: str = "llama",
+    quantization=gguf.GGMLQuantizationType.F32,
+    *,
+    pre: str | None = "gpt-2",
+    strings: dict | None = None,
+    numbers: dict | None = None,
+    extra: dict | None = None,
 ) -> Path:
     """The model as llama.cpp's converter writes it. ``strings``, ``numbers``: metadata to add; ``extra``: tensors to add."""
     config = decoder.config

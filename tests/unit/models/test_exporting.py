@@ -58,7 +58,10 @@ def logits(model):
         ((), "LlamaForCausalLM"),
         (("model.window=9", "model.tie_embeddings=true"), "MistralForCausalLM"),
         (("model.qkv_bias=true",), "Qwen2ForCausalLM"),
-        (("model.qk_norm=true", "model.rope_scaling={rope_type: yarn, factor: 2, original_max_position_embeddings: 16}"), "Qwen3ForCausalLM"),
+        (
+            ("model.qk_norm=true", "model.rope_scaling={rope_type: yarn, factor: 2, original_max_position_embeddings: 16}"),
+            "Qwen3ForCausalLM",
+        ),
     ],
 )
 def test_transformers_opens_a_run(tmp_path, byte_store, fields, architecture):
@@ -125,7 +128,9 @@ def test_keys_that_change_no_shape_can_be_set(tmp_path, model, own_store):
     job = prepare(config, tmp_path / "run").job
     assert (job.model.window, job.model.rope_scaling.factor, job.model.dim) == (32, 4, 32)
     assert job.init == model
-    yarn = json.loads((model / "config.json").read_text()) | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}}
+    yarn = json.loads((model / "config.json").read_text()) | {
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
+    }
     shutil.copytree(model, tmp_path / "scaled")
     (tmp_path / "scaled/config.json").write_text(json.dumps(yarn))
     config = load_config("code_completion/tiny", (*start, f"checkpoint.init={tmp_path / 'scaled'}", "model.rope_scaling.factor=4"))

@@ -20,7 +20,13 @@ from workers.training.checkpoint import Checkpointer, Progress
 from workers.training.loop import build_model
 from workers.training.optimizer import build_optimizer
 
-PARTS = ("adapter.rank=3", "adapter.alpha=6", "adapter.targets=[q_proj, down_proj]", "adapter.train_norms=true", "adapter.train_embeddings=true")
+PARTS = (
+    "adapter.rank=3",
+    "adapter.alpha=6",
+    "adapter.targets=[q_proj, down_proj]",
+    "adapter.train_norms=true",
+    "adapter.train_embeddings=true",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def trained(tmp_path_factory):
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
     try:
         model = build_model(job, MeshSpec().build("cpu"))
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn(parameter.shape) * parameter.requires_grad
         saver = Checkpointer(job.checkpoint_folder, 2, job.model, job.adapter, job.base)
         saver.save(Progress(step=2, sequences=2), model, build_optimizer(model, job.training))

@@ -96,7 +96,13 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, named, change):
 
 def test_a_file_without_a_whole_model_is_named(tmp_path):
     """llama.cpp's own tests, for one, come with files of a vocabulary alone."""
-    missing = ("llama.attention.head_count", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "llama.embedding_length")
+    missing = (
+        "llama.attention.head_count",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.token_type",
+        "tokenizer.ggml.merges",
+        "llama.embedding_length",
+    )
     steps = (
         lambda: writer.add_tokenizer_model("gpt2"), lambda: writer.add_head_count(4), lambda: writer.add_token_list(["a", "b"]),
         lambda: writer.add_token_types([1, 1]), lambda: writer.add_token_merges(["a b"]), lambda: writer.add_embedding_length(8),

@@ -57,7 +57,9 @@ def big(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("view", ["whole", "transposed", "slice", "every other", "expanded"])
 def test_a_tensor_comes_back_as_it_was(view, tmp_path):
     x = big(64, 128, 3)
-    x = {"whole": x, "transposed": x.transpose(0, 2), "slice": x[8:40], "every other": x[:, ::2], "expanded": x[:1].expand(64, 128, 3)}[view]
+    x = {"whole": x, "transposed": x.transpose(0, 2), "slice": x[8:40], "every other": x[:, ::2], "expanded": x[:1].expand(64, 128, 3)}[
+        view
+    ]
     keeper, kept = keep(DiskStore(str(tmp_path)), False, x, torch.empty(0))
     back = keeper.unpack(kept)
     assert torch.equal(back, x) and back.data_ptr() != x.data_ptr()

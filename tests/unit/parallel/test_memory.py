@@ -54,7 +54,12 @@ SAVES = {
     "offload=disk recompute=selective": 0.06,
     "mlp_tile=64": 0.6,
 }
-COMPRESSED = {"compress=int8": 0.33, "compress=int8 recompute=full": 0.08, "compress=int8 recompute=selective": 0.1, "compress=int8 offload=disk": 0.06}
+COMPRESSED = {
+    "compress=int8": 0.33,
+    "compress=int8 recompute=full": 0.08,
+    "compress=int8 recompute=selective": 0.1,
+    "compress=int8 offload=disk": 0.06,
+}
 
 
 def config(text: str) -> MemoryConfig:

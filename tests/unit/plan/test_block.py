@@ -73,6 +73,8 @@ def test_what_is_kept_from_forward_to_backward(name, precision):
 
 
 def test_twice_the_tokens_are_twice_the_bytes():
-    shapes = [make_shape(Config.model_validate({"model": MODEL, "training": {"context": context}}), None, "cpu") for context in (1024, 2048)]
+    shapes = [
+        make_shape(Config.model_validate({"model": MODEL, "training": {"context": context}}), None, "cpu") for context in (1024, 2048)
+    ]
     once, twice = (sum(item.bytes for item in kept(shape).values()) for shape in shapes)
     assert twice == 2 * once

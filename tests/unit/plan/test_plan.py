@@ -86,7 +86,7 @@ def test_the_longest_context_fits_and_the_next_does_not(mesh):
 
 def test_accumulation_stages_and_copies_are_seen():
     once, more = (shape(mesh={"dp": 2}, training={"batch": batch, "context": 256}) for batch in (2, 4))
-    at = lambda rank, name: next(instant.by_kind() for instant in instants(rank) if instant.name == name)  # noqa: E731
+    at = lambda rank, name: next(instant.by_kind() for instant in instants(rank) if instant.name == name)
     assert at(more, "loss")["gradients"] == once.held.trained * 4 and "gradients" not in at(once, "loss")
     stages = shape(mesh={"pp": 4}, training={"batch": 8})
     assert [rank.in_flight for rank in stages.stages] == [4, 1] and stages.held.blocks == 1

@@ -11,13 +11,11 @@ def uri(tmp_path_factory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
-
 @pytest.fixture
 def client(uri):
     from mlflow import MlflowClient
 
     return MlflowClient(uri)
-
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ def lines(*rows: dict) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-
 def test_rows_are_read_up_to_a_line_that_is_still_being_written(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines(a_row(1), a_row(2, loss=math.nan)) + '{"step": 3, "lo')
@@ -25,14 +24,12 @@ def test_rows_are_read_up_to_a_line_that_is_still_being_written(tmp_path):
     assert read_rows(path) == []
 
 
-
 @pytest.mark.parametrize("damage", ['{"step": 2, "lo\n', "\n", "[1]\n", "3\n"])
 def test_any_other_damage_is_named_with_its_line(tmp_path, damage):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines(a_row(1)) + damage + lines(a_row(3)))
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
         read_rows(path)
-
 
 
 def test_a_tail_gives_each_step_once_whatever_happens_to_the_file(tmp_path):
@@ -59,7 +56,6 @@ def test_a_tail_gives_each_step_once_whatever_happens_to_the_file(tmp_path):
     path.write_text(lines(*(a_row(step) for step in range(1, 7))))
     assert next(tail.rows())["step"] == 5  # a reader may stop early and go on later
     assert new() == [6]
-
 
 
 def test_keys():

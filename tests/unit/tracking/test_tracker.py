@@ -57,7 +57,6 @@ def test_every_metric_is_on_record_exactly_once(client, uri, run_dir):
     assert (tracker.info.waiting, tracker.info.uri) == (0, uri)
 
 
-
 def test_a_file_cut_back_and_grown_again_gives_no_duplicates(client, uri, run_dir):
     seen = []
     tracker = Tracker(run_dir, uri, "cut", "crashed", on_step=lambda row: seen.append(row["step"]))
@@ -75,7 +74,6 @@ def test_a_file_cut_back_and_grown_again_gives_no_duplicates(client, uri, run_di
     assert seen == list(range(1, 12))
     for key in ("loss", "grad_norm"):
         assert steps_of(client, tracker.info.run_id, key) == list(range(1, 12))
-
 
 
 def test_a_resumed_run_goes_on_in_the_same_record(client, uri, run_dir, caplog):
@@ -105,7 +103,6 @@ def test_a_resumed_run_goes_on_in_the_same_record(client, uri, run_dir, caplog):
     assert yaml.safe_load(Path(client.download_artifacts(run.info.run_id, "config.yaml")).read_text())["training"] == {"steps": 9}
 
 
-
 def test_a_failing_callback_and_a_bad_artifact_name(uri, run_dir, caplog):
     tracker = Tracker(run_dir, uri, "callback", "callback", on_step=lambda row: 1 // (row["step"] - 1))
     tracker.start(CONFIG, {})
@@ -117,14 +114,12 @@ def test_a_failing_callback_and_a_bad_artifact_name(uri, run_dir, caplog):
     assert "callback for step 1 failed" in caplog.text and "callback for step 2" not in caplog.text
 
 
-
 def test_a_server_that_comes_late_loses_nothing_and_delays_nothing(tmp_path, run_dir, caplog, capfd):
     from mlflow import MlflowClient
 
     port, shown = free_port(), {}
     server_uri, metrics = f"http://127.0.0.1:{port}", run_dir / "metrics.jsonl"
-    tracker = Tracker(run_dir, server_uri, "late server", "patient",
-                      on_step=lambda row: shown.update({row["step"]: time.monotonic()}))
+    tracker = Tracker(run_dir, server_uri, "late server", "patient", on_step=lambda row: shown.update({row["step"]: time.monotonic()}))
     begun = time.monotonic()
     tracker.start(CONFIG, {})
     assert time.monotonic() - begun < 1
@@ -135,8 +130,22 @@ def test_a_server_that_comes_late_loses_nothing_and_delays_nothing(tmp_path, run
         time.sleep(0.3)
     until(lambda: "takes nothing" in caplog.text)
 
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-               "--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", str(tmp_path / "artifacts")]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/server.db",
+        "--artifacts-destination",
+        str(tmp_path / "artifacts"),
+    ]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     with (tmp_path / "server.log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
@@ -158,11 +167,11 @@ def test_a_server_that_comes_late_loses_nothing_and_delays_nothing(tmp_path, run
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(20)
     assert all(shown[step] - written[step] < 2 for step in written)  # a step's line never waits for the server
-    warnings = [record.message for record in caplog.records
-                if record.name.startswith("pipelines.tracking") and record.levelno == logging.WARNING]
+    warnings = [
+        record.message for record in caplog.records if record.name.startswith("pipelines.tracking") and record.levelno == logging.WARNING
+    ]
     assert len(warnings) == 2 and "takes nothing" in warnings[0] and "is back after" in warnings[1]
     assert capfd.readouterr().out == ""  # stdout belongs to the command: MLflow likes to write addresses there
-
 
 
 def _healthy(address: str) -> bool:
@@ -171,7 +180,6 @@ def _healthy(address: str) -> bool:
             return answer.status == 200
     except (urllib.error.URLError, OSError):
         return False
-
 
 
 @pytest.mark.parametrize("server", ["absent", "silent"])
@@ -199,7 +207,6 @@ def test_what_a_dead_server_missed_is_sent_afterwards(client, uri, run_dir, capl
         send(run_dir.parent)
 
 
-
 def test_the_revision_of_a_working_tree(tmp_path):
     def git(*arguments):
         command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
@@ -218,8 +225,9 @@ def test_the_revision_of_a_working_tree(tmp_path):
     assert git_revision(tmp_path) == (commit, True)
 
 
-
 def test_the_command_line_does_not_pay_for_mlflow():
-    code = ("import sys, pipelines.tracking, pipelines.ui, pipelines.report; "
-            "print([m for m in ('mlflow', 'matplotlib', 'torch', 'ray') if m in sys.modules])")
+    code = (
+        "import sys, pipelines.tracking, pipelines.ui, pipelines.report; "
+        "print([m for m in ('mlflow', 'matplotlib', 'torch', 'ray') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -17,12 +17,10 @@ def test_the_default_place_is_absolute(tmp_path, monkeypatch):
     assert default_uri(Path("runs/one")) == "http://tracking.example:5000"
 
 
-
 @pytest.mark.parametrize("wrong", ["./mlruns", "file:///tmp/mlruns", "sqlite:///", "sqlite://x.db", "sqlite:////tmp/a?b.db"])
 def test_places_mlflow_cannot_write_to_are_refused(wrong):
     with pytest.raises(ValueError, match="tracking uri"):
         absolute_uri(wrong)
-
 
 
 def test_a_password_stays_out_of_files_and_logs():

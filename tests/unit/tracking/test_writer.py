@@ -26,13 +26,24 @@ def test_numbers_that_are_not_finite_and_odd_keys(client, uri, run_dir, caplog):
     assert "can't be read" in caplog.text
 
 
-
 def test_runs_left_by_requests_answered_too_late_are_adopted(client, uri, run_dir):
     tracker = Tracker(run_dir, uri, "late", "late")
     experiment = client.create_experiment("late", artifact_location=run_dir.as_uri())
-    record = {"uri": uri, "experiment": "late", "run_name": "late", "key": "k1", "run_id": None, "experiment_id": None,
-              "metrics_sent": -1, "evaluations_sent": -1, "params_sent": False, "tags_sent": {}, "artifacts_sent": {},
-              "status_sent": None, "system_samples": 0}
+    record = {
+        "uri": uri,
+        "experiment": "late",
+        "run_name": "late",
+        "key": "k1",
+        "run_id": None,
+        "experiment_id": None,
+        "metrics_sent": -1,
+        "evaluations_sent": -1,
+        "params_sent": False,
+        "tags_sent": {},
+        "artifacts_sent": {},
+        "status_sent": None,
+        "system_samples": 0,
+    }
     (run_dir / "tracking.json").write_text(json.dumps(record))
     orphans = {client.create_run(experiment, tags={"ringspan.record": "k1"}).info.run_id for _ in range(3)}
     tracker.start(CONFIG, {})

@@ -7,7 +7,9 @@ def test_a_series_restores_once_and_a_second_one_ends_the_run():
     guard = Guard(limit=3)
     assert [guard.skip(step, "layers.0.mlp") for step in (5, 6, 7)] == [False, False, True]
     assert [guard.skip(step, None) for step in (8, 9)] == [False, False]
-    with pytest.raises(Diverged, match=r"3 steps in a row .* \(step 10, first in the gradient of layers.1.mlp\); lower training.learning_rate"):
+    with pytest.raises(
+        Diverged, match=r"3 steps in a row .* \(step 10, first in the gradient of layers.1.mlp\); lower training.learning_rate"
+    ):
         guard.skip(10, "layers.1.mlp")
     assert guard.skipped == 6
 

@@ -13,7 +13,7 @@ USUAL = Sample(seconds=1.0, loading=0.01, exposed=0.05, computing=0.5, scores=1e
 
 def step(generator=random.Random(0), every=None, **ranks) -> list[Sample]:
     """A usual step; ``every=dict(...)`` changes all ranks, ``rank_2=dict(...)`` then one."""
-    jitter = lambda: generator.uniform(0.95, 1.05)  # noqa: E731
+    jitter = lambda: generator.uniform(0.95, 1.05)
     usual = [USUAL._replace(seconds=USUAL.seconds * jitter(), computing=USUAL.computing * jitter()) for _ in range(RANKS)]
     return [sample._replace(**(every or {}))._replace(**ranks.get(f"rank_{rank}", {})) for rank, sample in enumerate(usual)]
 

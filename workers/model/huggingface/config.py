@@ -140,7 +140,9 @@ def _kind_of(config: ModelConfig, before: str | None) -> str:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in OURS_ALONE:
         if getattr(config, name) != defaults[name]:
-            raise ValueError(f"model.{name} = {getattr(config, name)!r} has no counterpart in {_supported()}: this model cannot be exported")
+            raise ValueError(
+                f"model.{name} = {getattr(config, name)!r} has no counterpart in {_supported()}: this model cannot be exported"
+            )
     if config.positions != "rope":
         raise ValueError(f"model.positions = {config.positions!r} has no counterpart in {_supported()}: this model cannot be exported")
     if config.qk_norm and config.qkv_bias:
@@ -163,7 +165,9 @@ def _window(raw: dict, kind: str) -> int | None:
     if raw.get("layer_types") is not None:
         windowed = [name == "sliding_attention" for name in raw["layer_types"]]
     if len(set(windowed)) > 1:
-        raise ValueError(f"{sum(windowed)} of {len(windowed)} layers have a sliding window; only models whose layers all see alike are supported")
+        raise ValueError(
+            f"{sum(windowed)} of {len(windowed)} layers have a sliding window; only models whose layers all see alike are supported"
+        )
     if any(windowed) and window is None:
         raise ValueError("layer_types says sliding_attention, but no sliding_window is in use")
     return window if any(windowed) else None

@@ -9,8 +9,8 @@ import contextlib
 import json
 import math
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -79,7 +79,9 @@ class FolderTensors:
         if not index.is_file():
             pickled = sorted(path.name for pattern in PICKLED for path in self.folder.glob(pattern))
             if pickled:
-                raise ValueError(f"{self.folder} holds pickled weights only ({pickled[0]}), which could run code; convert them to safetensors first")
+                raise ValueError(
+                    f"{self.folder} holds pickled weights only ({pickled[0]}), which could run code; convert them to safetensors first"
+                )
             raise ValueError(f"{self.folder} holds neither {WEIGHTS} nor {INDEX}")
         try:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -120,8 +122,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_folder(
-    folder: Path | None, config: dict, sizes: Sizes, read: Callable[[str], torch.Tensor],
-    *, like: Path | None = None, shard_bytes: int = SHARD_BYTES,
+    folder: Path | None,
+    config: dict,
+    sizes: Sizes,
+    read: Callable[[str], torch.Tensor],
+    *,
+    like: Path | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Fill ``folder`` with ``config.json``, weights in files of at most ``shard_bytes`` and what ``like`` carries beside them.
 

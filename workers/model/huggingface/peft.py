@@ -21,7 +21,12 @@ PREFIX = "base_model.model."
 
 
 def save_adapter(
-    folder: Path, trained: dict[str, torch.Tensor], adapter: AdapterConfig, model: ModelConfig, base: Path, dtype: torch.dtype = torch.float32
+    folder: Path,
+    trained: dict[str, torch.Tensor],
+    adapter: AdapterConfig,
+    model: ModelConfig,
+    base: Path,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write the tensors that trained, by name, as an adapter of the model folder ``base``. Raises ValueError when ``folder`` exists."""
     whole = sorted({name.split(".")[-2] for name in trained if ".lora_" not in name})

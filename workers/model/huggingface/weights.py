@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import torch
 import torch.distributed as dist
@@ -88,8 +88,13 @@ def load_pretrained(folder: Path, mesh=None, **layout) -> Decoder:
 
 
 def save_pretrained(
-    model: Decoder, folder: Path, *, like: Path | None = None, dtype: torch.dtype = torch.float32,
-    context: int | None = None, shard_bytes: int = SHARD_BYTES,
+    model: Decoder,
+    folder: Path,
+    *,
+    like: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    context: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a model as a folder that transformers opens. On a mesh a collective: tensors are gathered one at a time, rank 0 writes.
 
