@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipelines.corpus.decode import Unreadable
 from pipelines.literature_analysis.formats import EXTENSIONS, read
-from tests.unit.literature_analysis.test_formats import EVERY, FILES, NOISE, check
+from tests.unit.pipelines.literature_analysis.test_formats import EVERY, FILES, NOISE, check
 
 LONGEST_SECONDS = 20
 _LARGEST_SEED = 200_000  # bytes of a real file; larger ones only make the run longer

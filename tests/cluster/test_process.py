@@ -11,10 +11,10 @@ from ray.exceptions import RayError
 from cluster.process import process_pieces
 from pipelines.evaluation.pieces import DocumentPieces
 from tests.conftest import last_json, ringspan
-from tests.unit.evaluation.shelves import write_shelves
-from tests.unit.inference.test_process import BYTES
-from tests.unit.model.test_decoder import decoder
-from tests.unit.untrained import SMALL, untrained_run
+from tests.unit.pipelines.evaluation.shelves import write_shelves
+from tests.unit.pipelines.untrained import SMALL, untrained_run
+from tests.unit.workers.inference.test_process import BYTES
+from tests.unit.workers.model.test_decoder import decoder
 from workers.inference.process import process
 from workers.model import save_pretrained
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.unit.attention.cases import CAUSAL, LAYOUTS, PATTERNS, SIZE, VALUES, Case, all_cases, check, errors, some_cases
+from tests.unit.workers.attention.cases import CAUSAL, PATTERNS, SIZE, VALUES, Case, all_cases, check, errors, some_cases
 from workers.attention import Pattern, attend
 from workers.attention.layout import positions, shard, unshard
 from workers.attention.transport import HopCorrupted
-from workers.mesh import MeshSpec
+from workers.mesh import LAYOUTS, MeshSpec
 
 MESHES = [
     MeshSpec(ring=ring, ulysses=ulysses, layout=layout)

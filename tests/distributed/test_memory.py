@@ -91,7 +91,7 @@ def test_the_losses_are_those_without_the_switches(world, tmp_path, case, precis
 
 
 def test_compression_follows_closely(world, tmp_path):
-    """The error of a value is 1/254 of its block's largest (tests/unit/parallel/test_keep.py); of the whole gradient's norm it is less."""
+    """The error of a value is 1/254 of its block's largest (tests/unit/workers/parallel/test_keep.py); of the whole gradient's norm it is less."""
     spec = MeshSpec(tp=2)
     training = with_steps(4)
     switched = {"plain": {}, "int8": dict(compress="int8"), "all": TILES | DISK | dict(compress="int8", recompute="selective")}

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from pipelines.cli import main
 from tests.conftest import last_json, ringspan
-from tests.unit.test_bench import cases, sent_by_formula
+from tests.unit.pipelines.test_bench import cases, sent_by_formula
 
 FIELDS = {
     "tokens", "pattern", "ring", "ulysses", "layout", "backend", "heads", "kv_heads", "head_dim", "dtype", "overlap", "forward_only", "emulated",

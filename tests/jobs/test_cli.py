@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from pipelines.cli import main
 from tests.conftest import BIN, ROOT, last_json, ringspan
-from tests.unit.untrained import untrained_run
+from tests.unit.pipelines.untrained import untrained_run
 
 SMALL = ("training.context=64", "training.steps=2", "model.dim=32", "model.layers=1", "model.ffn_dim=64", "mesh.ring=1")
 
