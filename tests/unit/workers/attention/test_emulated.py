@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.attention_reference import visible
 from tests.unit.workers.attention.cases import (
     CAUSAL,
-    LAYOUTS,
     PATTERNS,
     SIZE,
     VALUES,
@@ -32,7 +31,7 @@ from workers.attention import Pattern, attend
 from workers.attention.emulated import Mailboxes, emulate
 from workers.attention.layout import positions, ring_runs, shard
 from workers.attention.transport import HopCorrupted
-from workers.mesh import MeshSpec
+from workers.mesh import LAYOUTS, MeshSpec
 
 RINGS = [(ring, layout) for ring in (1, 2, 3, 4, 8) for layout in (LAYOUTS if ring > 1 else LAYOUTS[:1])]
 

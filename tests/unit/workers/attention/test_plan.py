@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.attention_reference import visible
 from tests.unit.workers.attention.cases import (
-    LAYOUTS,
     PATTERNS,
     Case,
     count_pairs,
@@ -24,6 +23,7 @@ from workers.attention.kernels import cpu, reference
 from workers.attention.layout import ring_runs
 from workers.attention.plan import imbalance, make_plan, needed_ranges, work
 from workers.attention.tile import Tile
+from workers.mesh import LAYOUTS
 
 
 def whole(tile: Tile, alibi: bool) -> list[Tile]:
