@@ -27,7 +27,7 @@ ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1: what each frequency is divided 
 KEPT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 # How text is split before byte pairs are merged, by ``tokenizer.ggml.pre``. GPT-2's pattern is built into "ByteLevel".
-GPT2 = ("gpt-2", "default")
+GPT2 = "gpt-2"
 LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {
@@ -89,7 +89,11 @@ class GGUFTensors:
 
         shape, dtype = self.sizes[name]
         tensor = self._tensors[name]
-        values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)).reshape(shape)
+        try:
+            numbers = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise ValueError(f"tensor {tensor.name} is of the type {tensor.tensor_type.name}, which cannot be read") from error
+        values = torch.from_numpy(np.array(numbers, dtype=np.float32)).reshape(shape)
         if self._permuted and "self_attn.q_proj" in name:
             values = _unpermuted(values, self._heads)
         if self._permuted and "self_attn.k_proj" in name:
@@ -157,7 +161,10 @@ def _config(kind: str, keys: dict, tensors: GGUFTensors, path: Path) -> dict:
 
 def _rope_scaling(kind: str, keys: dict, tensors: GGUFTensors, path: Path) -> dict | None:
     given = {name.removeprefix(f"{kind}.rope.scaling."): value for name, value in keys.items() if name.startswith(f"{kind}.rope.scaling.")}
-    rope_type = given.pop("type", "none")
+    given.setdefault("factor", keys.get(f"{kind}.rope.scale_linear", 1.0))  # as old files call it
+    if given["factor"] in (0, 1):
+        del given["factor"]
+    rope_type = given.pop("type", "linear" if "factor" in given else "none")  # as llama.cpp reads a file that doesn't say
     given.pop("finetuned", None)
     if rope_type != "none":
         names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
@@ -166,6 +173,8 @@ def _rope_scaling(kind: str, keys: dict, tensors: GGUFTensors, path: Path) -> di
         if tensors.rope_factors is not None or rope_type not in ("linear", "yarn"):
             raise ValueError(f"{path}: {kind}.rope.scaling.type = {rope_type} is not supported; supported are none, linear and yarn")
         return {"rope_type": rope_type, **{names[name]: value for name, value in given.items()}}
+    for name in given.keys() - {"factor", "original_context_length"}:  # which say nothing where nothing is scaled
+        raise ValueError(f"{path}: {kind}.rope.scaling.{name} without a type of scaling is not supported")
     if tensors.rope_factors is not None:  # the divisors themselves, whatever formula gave them
         return {
             "rope_type": "longrope", "short_factor": tensors.rope_factors, "long_factor": tensors.rope_factors,
@@ -179,9 +188,14 @@ def _tokenizer(keys: dict, path: Path) -> tuple[str, dict]:
     get = lambda name, default=None: keys.get(f"tokenizer.ggml.{name}", default)
     if get("model") != "gpt2":
         raise ValueError(f"{path}: the tokenizer {get('model')} is not supported; only byte-level byte-pair encoding (gpt2) is")
-    pre = get("pre", "gpt-2")
-    if pre not in (*GPT2, "smollm", *SPLITS):
-        raise ValueError(f"{path}: the pre-tokenizer {pre} is not supported; supported are {', '.join((*GPT2, 'smollm', *SPLITS))}")
+    pre, known = get("pre", "default"), (GPT2, "smollm", *SPLITS)
+    if pre == "default":  # files from before there was such a key: whichever was meant, a guess would give other ids than training did
+        raise ValueError(
+            f"{path} does not say how text is split into words (tokenizer.ggml.pre); import the model's Hugging Face folder, or set the key to "
+            f"one of {', '.join(known)}"
+        )
+    if pre not in known:
+        raise ValueError(f"{path}: the pre-tokenizer {pre} is not supported; supported are {', '.join(known)}")
     tokens, types, merges = (keys[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type", "merges"))
     added = [
         {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": kind == CONTROL}
@@ -197,7 +211,7 @@ def _tokenizer(keys: dict, path: Path) -> tuple[str, dict]:
         "added_tokens": added,
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
         "pre_tokenizer": _pre_tokenizer(pre, bool(get("add_space_prefix", False))),
-        "post_processor": _begin(bos, get("bos_token_id")) if get("add_bos_token", False) else None,
+        "post_processor": _begin(bos, get("bos_token_id")) if get("add_bos_token", pre == "llama-bpe") and bos is not None else None,
         "decoder": _byte_level(False, True),
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
@@ -218,7 +232,7 @@ def _byte_level(prefix_space: bool, use_regex: bool) -> dict:
 
 
 def _pre_tokenizer(pre: str, prefix_space: bool) -> dict:
-    if pre in GPT2:
+    if pre == GPT2:
         return _byte_level(prefix_space, True)
     if pre == "smollm":
         steps = [{"type": "Digits", "individual_digits": True}, _byte_level(prefix_space, True)]

@@ -15,8 +15,7 @@ from workers.model.config import padded_vocabulary
 from workers.model.huggingface import FolderTensors, check_sizes, from_huggingface, new_folder, read_config, write_folder
 from workers.model.huggingface.config import ARCHITECTURES
 from workers.model.huggingface.folder import Sizes
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+from workers.model.huggingface.weights import EMBEDDING, HEAD, check_tied
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def import_model(source: Path, out: Path, special_tokens: bool = False) -> Impor
     where = f"{source}/config.json" if source.is_dir() else str(source)
     config = from_huggingface(raw, where)
     check_sizes(tensors.sizes, config, source)
-    _check_tied(tensors, config, source)
+    check_tied(tensors, config, source)
     rows = config.vocab_size
     if special_tokens:
         if document is None:
@@ -73,12 +72,6 @@ def import_model(source: Path, out: Path, special_tokens: bool = False) -> Impor
 def _document(folder: Path) -> str | None:
     path = folder / FILE_NAME
     return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _check_tied(tensors, config: ModelConfig, source: Path) -> None:
-    """A head that is the embedding need not be in the file; where it is, it must say the same."""
-    if config.tie_embeddings and HEAD in tensors.sizes and not torch.equal(tensors.read(HEAD), tensors.read(EMBEDDING)):
-        raise ValueError(f"{source}: config.json says tie_word_embeddings, but {HEAD} differs from {EMBEDDING}; set it to false there")
 
 
 def _with_rows(tensors, config: ModelConfig, rows: int) -> tuple[Sizes, Callable[[str], torch.Tensor]]:

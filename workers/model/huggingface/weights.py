@@ -15,6 +15,7 @@ from workers.model.decoder import OWN_OF_ATTENTION, Decoder
 from workers.model.huggingface.config import from_huggingface, read_config, to_huggingface
 from workers.model.huggingface.folder import SHARD_BYTES, FolderTensors, Sizes, new_folder, write_folder
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BUFFERS = "rotary_emb.inv_freq"  # what old versions of transformers saved beside the weights
 
 
@@ -24,9 +25,10 @@ def their_name(name: str) -> str:
 
 
 def check_weights(folder: Path, config: ModelConfig) -> FolderTensors:
-    """The folder's tensors, if they are those of this model (see ``check_sizes``); headers are read, no weights."""
+    """The folder's tensors, if they are those of this model (see ``check_sizes`` and ``check_tied``)."""
     tensors = FolderTensors(folder)
     check_sizes(tensors.sizes, config, folder)
+    check_tied(tensors, config, folder)
     return tensors
 
 
@@ -43,8 +45,14 @@ def check_sizes(sizes: Sizes, config: ModelConfig, where: Path) -> None:
         if sizes[name][0] != shape:
             raise ValueError(f"{where}: tensor {name} is {list(sizes[name][0])}; this model needs {list(shape)}")
     for name in sorted(sizes.keys() - wanted.keys()):
-        if not name.endswith(BUFFERS) and not (name == "lm_head.weight" and config.tie_embeddings):
+        if not name.endswith(BUFFERS) and not (name == HEAD and config.tie_embeddings):
             raise ValueError(f"{where} has a tensor {name}, which this model has no place for")
+
+
+def check_tied(tensors, config: ModelConfig, where: Path) -> None:
+    """A head that is the embedding need not be in the file; ValueError where it is, and says something else."""
+    if config.tie_embeddings and HEAD in tensors.sizes and not torch.equal(tensors.read(HEAD), tensors.read(EMBEDDING)):
+        raise ValueError(f"{where}: config.json says tie_word_embeddings, but {HEAD} differs from {EMBEDDING}; set it to false there")
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 from pathlib import Path
 
 import gguf
@@ -71,10 +72,45 @@ def test_scalings_of_the_positions(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "key, factor", [("rope.scaling.factor", 4.0), ("rope.scale_linear", 4.0), ("rope.scaling.factor", 1.0), ("rope.scale_linear", 0.0)]
+)
+def test_a_factor_without_a_type_is_linear(tmp_path, key, factor):
+    """As llama.cpp takes it; 0 and 1 scale nothing."""
+    import_model(small.write_gguf(tmp_path / "m.gguf", small.model(), numbers={f"llama.{key}": factor}), tmp_path / "model")
+    scaling = from_huggingface(read_config(tmp_path / "model")).rope_scaling
+    assert (scaling and (scaling.rope_type, scaling.factor)) == (("linear", 4.0) if factor == 4 else None)
+
+
+@pytest.mark.parametrize("pre, begins", [("llama-bpe", True), ("qwen2", False)])
+def test_llama_3_begins_a_text_by_default(tmp_path, pre, begins):
+    """Files whose writer left the key out; llama.cpp does the same for this pre-tokenizer alone."""
+    import_model(
+        small.write_gguf(tmp_path / "m.gguf", small.model(), pre=pre, numbers={"tokenizer.ggml.bos_token_id": 262}), tmp_path / "model"
+    )
+    post = json.loads((tmp_path / "model/tokenizer.json").read_text())["post_processor"]
+    assert (post is not None) == begins
+    assert not begins or post["single"][0]["SpecialToken"]["id"] == small.tokens()[0][262]
+
+
+def test_a_tensor_of_an_unknown_type_is_named(tmp_path, monkeypatch):
+    def refuse(data, kind):
+        raise NotImplementedError(kind)
+
+    path = small.write_gguf(tmp_path / "m.gguf", small.model())
+    monkeypatch.setattr("gguf.quants.dequantize", refuse)
+    with pytest.raises(ValueError, match="tensor .* is of the type F32, which cannot be read"):
+        import_model(path, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
     "named, change",
     [
         ("gemma3 is not supported; supported are llama", dict(kind="gemma3")),
         ("pre-tokenizer tekken is not supported; supported are gpt-2", dict(pre="tekken")),
+        ("does not say how text is split into words", dict(pre=None)),
+        ("does not say how text is split into words", dict(pre="default")),
+        ("rope.scaling.attn_factor without a type", dict(numbers={"llama.rope.scaling.attn_factor": 2.0})),
         ("rope.scaling.type = longrope", dict(strings={"llama.rope.scaling.type": "longrope"})),
         (
             "rope.scaling.yarn_log_multiplier",
@@ -104,7 +140,7 @@ def test_a_file_without_a_whole_model_is_named(tmp_path):
         "llama.embedding_length",
     )
     steps = (
-        lambda: writer.add_tokenizer_model("gpt2"), lambda: writer.add_head_count(4), lambda: writer.add_token_list(["a", "b"]),
+        lambda: (writer.add_tokenizer_model("gpt2"), writer.add_tokenizer_pre("gpt-2")), lambda: writer.add_head_count(4), lambda: writer.add_token_list(["a", "b"]),
         lambda: writer.add_token_types([1, 1]), lambda: writer.add_token_merges(["a b"]), lambda: writer.add_embedding_length(8),
     )  # fmt: skip
     for count in range(1, len(steps)):
@@ -130,7 +166,6 @@ def test_a_file_that_is_no_gguf_is_named(tmp_path):
     "pre, text, spelled",
     [
         ("gpt-2", "a 12in", ["a", "Ġ", "12", "in"]),
-        (None, "a 12in", ["a", "Ġ", "12", "in"]),
         ("smollm", "a 12in", ["a", "Ġ", "1", "2", "in"]),
         ("qwen2", "a 12in", ["a", "Ġ", "1", "2", "in"]),
         ("llama-bpe", "a 12in", ["a", "Ġ", "12", "in"]),

@@ -69,6 +69,8 @@ def test_what_transformers_once_saved_beside_the_weights_is_dropped(tmp_path):
     save(tmp_path / "theirs/extra-1.safetensors", {HEAD: extra[HEAD] + 1})
     with pytest.raises(ValueError, match="tie_word_embeddings, but lm_head.weight differs"):
         import_model(tmp_path / "theirs", tmp_path / "again")
+    with pytest.raises(ValueError, match="tie_word_embeddings, but lm_head.weight differs"):
+        load_pretrained(tmp_path / "theirs")  # which is the door of a folder that was never imported
 
 
 def save(path, tensors):
