@@ -8,6 +8,7 @@ lets see each other, not S².
 
 from __future__ import annotations
 
+import re
 import time
 
 import torch
@@ -17,9 +18,9 @@ from workers.attention.plan import work
 from workers.model.adapter import AdapterConfig, projections
 from workers.model.config import ModelConfig
 
-# Dense bfloat16 FLOP/s of the tensor cores, from the vendor's data sheets; the longest name that occurs in the device's is it.
+# Dense bfloat16 FLOP/s of the tensor cores, from the vendor's data sheets, by words of the device's name.
 PEAK_FLOPS = {
-    "A100": 312e12, "A10G": 70e12, "A10": 125e12, "L4": 121e12, "L40S": 362e12, "RTX 4090": 165e12,
+    "A100": 312e12, "A10G": 70e12, "A10": 125e12, "L4": 121e12, "L40": 181e12, "L40S": 362e12, "RTX 4090": 165e12,
     "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,
 }  # fmt: skip
 
@@ -65,7 +66,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s that one rank could reach: the data sheet's for a known GPU, else that of a large matrix product, measured here."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        known = [key for key in PEAK_FLOPS if key in name]
+        known = [key for key in PEAK_FLOPS if re.search(rf"\b{key}\b", name)]
         if known and dtype in (torch.bfloat16, torch.float16):
             return PEAK_FLOPS[max(known, key=len)]
     return measured_flops(device, dtype)

@@ -78,3 +78,9 @@ def test_a_device_that_no_data_sheet_names_is_measured():
 def test_the_longest_name_that_fits_is_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
     assert flops.peak_flops(torch.device("cuda"), torch.bfloat16) == 756e12
+    for name, rate in (("NVIDIA L40", 181e12), ("NVIDIA L40S", 362e12), ("NVIDIA A100-SXM4-80GB", 312e12)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert flops.peak_flops(torch.device("cuda"), torch.bfloat16) == rate
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA RTX A1000")  # not an A100
+    monkeypatch.setattr(flops, "measured_flops", lambda device, dtype: 1.0)
+    assert flops.peak_flops(torch.device("cuda"), torch.bfloat16) == 1.0
