@@ -69,12 +69,14 @@ def duration(shape: Shape, device: Device, found: Work, sent: list[Flow]) -> Dur
     # AdamW reads weights, gradients and both moments, and writes all but the gradients.
     optimizer = 7 * shape.held.trained * FP32
     waits = 2 * moved(shape, kept(shape)) * shape.held.blocks * shape.micro_steps
-    if shape.config.memory.optimizer == "host":
-        waits += 3 * shape.held.weights
+    stepping = device.memory_bandwidth
+    if shape.config.memory.optimizer == "host":  # FSDP fetches shards at every gather, and puts gradients there at every micro-step
+        waits += ((2 if shape.regathers else 1) * shape.held.weights + shape.held.trained * FP32) * shape.micro_steps
+        stepping = device.host_bandwidth  # of the same order as a GPU's share of the host's own memory
     ends = []
     bubble = (shape.micro_steps + shape.mesh.pp - 1) / shape.micro_steps
     for efficiency, link in zip(EFFICIENCY[device.type], LINKS):
-        computing = bubble * found.rank / (peak * efficiency) + optimizer / (device.memory_bandwidth * link)
+        computing = bubble * found.rank / (peak * efficiency) + optimizer / (stepping * link)
         hidden, exposed = (_seconds([flow for flow in sent if flow.hidden is way], device) / link for way in (True, False))
         ends.append((computing, hidden, exposed, waits / (device.host_bandwidth * link)))
     slow = sum(ends[0])

@@ -77,8 +77,15 @@ def instants(shape: Shape) -> list[Instant]:
 
 
 def host_bytes(shape: Shape) -> int:
-    """What a rank keeps outside its device for backward, in pinned host memory or on disk."""
+    """What a rank keeps outside its device for backward, in host memory or on disk."""
     return max(moved(stage, kept(stage)) * stage.held.blocks * stage.in_flight for stage in shape.stages)
+
+
+def host_optimizer_bytes(shape: Shape) -> int:
+    """Weights, gradients and both moments of a rank that steps in host memory."""
+    if shape.config.memory.optimizer == "device":
+        return 0
+    return max(stage.held.weights + 3 * stage.held.trained * FP32 for stage in shape.stages)
 
 
 def _with_slack(instant: Instant) -> Instant:

@@ -9,7 +9,7 @@ from pipelines.config import Config, naming_stage
 from pipelines.plan.block import Item
 from pipelines.plan.devices import Device, device
 from pipelines.plan.duration import Duration, Work, duration, step_work
-from pipelines.plan.memory import Instant, host_bytes, instants
+from pipelines.plan.memory import Instant, host_bytes, host_optimizer_bytes, instants
 from pipelines.plan.search import Step, longest, steps
 from pipelines.plan.shape import Shape
 from pipelines.plan.simulate import Simulation, mesh_of, simulate
@@ -64,6 +64,10 @@ class Plan:
     def host_bytes(self) -> int:
         return host_bytes(self.shape)
 
+    @property
+    def host_optimizer_bytes(self) -> int:
+        return host_optimizer_bytes(self.shape)
+
 
 def make_shape(config: Config, vocab: int | None, device_type: str) -> Shape:
     """The rank that a plan of one stage is of. ``vocab``: ids of the tokenizer, where the configuration leaves that to the corpus.
@@ -73,6 +77,8 @@ def make_shape(config: Config, vocab: int | None, device_type: str) -> Shape:
     model = config.model
     if vocab is not None and vocab < 1:
         raise ValueError(f"--vocab is {vocab}; it must be at least 1")
+    if vocab is not None and model.vocab_size is not None:
+        raise ValueError(f"--vocab is {vocab}, but model.vocab_size is {model.vocab_size}; leave out --vocab")
     if vocab is not None:
         model = dataclasses.replace(model, vocab_size=padded_vocabulary(vocab))
     if model.vocab_size is None:

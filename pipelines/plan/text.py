@@ -54,6 +54,8 @@ def render(plan: Plan, mesh_line: str, parameters_line: str) -> Group:
     if plan.host_bytes:
         where = "in host memory" if shape.config.memory.offload == "host" else "on disk"
         parts.append(f"besides, {size(plan.host_bytes)} a rank wait {where} for backward")
+    if plan.host_optimizer_bytes:
+        parts.append(f"besides, {size(plan.host_optimizer_bytes)} a rank of weights, gradients and AdamW's moments lie in host memory")
     if plan.flows:
         parts.append(_traffic_table(plan))
     parts += step
@@ -132,7 +134,7 @@ def as_values(plan: Plan) -> dict:
         "mesh": {axis: getattr(mesh, axis) for axis in ("dp", "replicate", "pp", "ring", "ulysses", "tp", "layout")}, "ranks": mesh.world,
         "fits": plan.fits, "verdict": verdict(plan), "capacity_bytes": plan.device.memory,
         "peak_bytes": plan.peak.bytes, "peak_moment": plan.peak.name, "memory": plan.peak.by_kind(),
-        "moments": {instant.name: instant.bytes for instant in plan.instants}, "elsewhere_bytes": plan.host_bytes,
+        "moments": {instant.name: instant.bytes for instant in plan.instants}, "elsewhere_bytes": plan.host_bytes + plan.host_optimizer_bytes,
         "traffic": {flow.kind: {"inside": flow.inside, "between": flow.between} for flow in plan.flows},
         "flops": plan.work.model, "attention_flops": plan.work.attention, "rank_flops": plan.work.rank, "imbalance": plan.work.imbalance,
         "seconds": [plan.duration.quick, plan.duration.slow], "longest_context": plan.longest,

@@ -116,7 +116,7 @@ def data(shape: Shape) -> list[Flow]:
     return [
         _over_nodes(shape, "gather", gathers, ranks, f"weights, gathered for forward{again}"),
         _over_nodes(shape, "reduce", reductions, ranks, "gradients, float32, reduced to shards"),
-        _over_nodes(shape, "copies", copies, mesh.dp * mesh.cp, "gradients, float32, summed over the copies of the weights"),
+        _over_copies(shape, copies),
     ]
 
 
@@ -128,6 +128,14 @@ def stages(shape: Shape) -> list[Flow]:
     sides = 1 if shape.stage in (0, mesh.pp - 1) else 2
     bytes, together = sides * shape.x_part * shape.micro_steps, mesh.ranks_per_group <= shape.config.mesh.ranks_per_node
     return [Flow("stages", bytes * together, bytes * (not together), True, "hidden states or their gradients, to a neighbouring stage")]
+
+
+def _over_copies(shape: Shape, bytes: int) -> Flow:
+    """An all-reduce of a rank with its like in each copy of the weights: copies are whole ranges of ranks, one behind the other."""
+    mesh, apart = shape.mesh, shape.mesh.world // shape.mesh.replicate
+    beside = min(mesh.replicate, max(1, shape.config.mesh.ranks_per_node // apart))  # of them share a node
+    between = bytes // beside if beside < mesh.replicate else 0
+    return Flow("copies", bytes - between, between, True, "gradients, float32, summed over the copies of the weights")
 
 
 def _over_nodes(shape: Shape, kind: str, bytes: int, ranks: int, why: str) -> Flow:

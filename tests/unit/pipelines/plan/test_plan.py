@@ -14,6 +14,7 @@ from pipelines.plan.memory import instants, peak
 from pipelines.plan.search import changes, longest, steps
 from pipelines.plan.simulate import mesh_of, simulate
 from pipelines.plan.text import verdict
+from pipelines.plan.traffic import flows
 from workers.attention.plan import imbalance
 
 LLAMA = "long_context/llama-3.1-8b-128k"
@@ -43,6 +44,24 @@ def test_what_does_not_fit_says_why():
     assert not plan.fits
     assert verdict(plan).startswith("does not fit: ") and "because" in verdict(plan) and f"of it {plan.largest.kind}" in verdict(plan)
     assert any(step.change == "recompute blocks" and step.longest > plan.longest for step in plan.steps)
+
+
+def test_what_the_host_holds_is_told():
+    """An optimizer on the host leaves the device; its 16 bytes a parameter and its transfers at every micro-step don't vanish."""
+    plans = [make_plan(load_config(LLAMA, ("memory.optimizer=host", f"training.batch={batch}"))) for batch in (1, 4)]
+    assert plans[0].host_optimizer_bytes == pytest.approx(16 * plans[0].total / 8, rel=1e-3)
+    assert make_plan(load_config(LLAMA)).host_optimizer_bytes == 0
+    assert plans[1].duration.host > 3.9 * plans[0].duration.host > 0
+
+
+@pytest.mark.parametrize("node, between", [(8, 1.0), (16, 0.0), (4, 1.0)])
+def test_copies_of_the_weights_are_on_nodes_of_their_own(node, between):
+    """All of an all-reduce between copies passes the network where a copy fills its nodes."""
+    mesh = {"dp": 2, "replicate": 2, "ulysses": 4, "tp": 2, "ranks_per_node": node}
+    model = {**SMALL, "heads": 8, "kv_heads": 8}
+    found = flows(shape("cuda", model=model, mesh=mesh, training={"context": 4096, "batch": 2}))
+    copies = next(flow for flow in found if flow.kind == "copies")
+    assert copies.between == between * (copies.inside + copies.between) and copies.inside + copies.between > 0
 
 
 def test_memory_is_a_line_in_the_context():
@@ -136,6 +155,7 @@ def test_the_command_answers_in_words():
     ([LLAMA, "--device", "H1000"], f"--device 'H1000' is not known; it must be one of {', '.join(GPUS)}, cpu"),
     ([LLAMA, "--simulate", "12"], "--simulate 12 ranks are not a multiple of the mesh without its ring, which is 8"),
     ([LLAMA, "--vocab", "0"], "--vocab is 0; it must be at least 1"),
+    ([LLAMA, "--vocab", "300"], "--vocab is 300, but model.vocab_size is 128256; leave out --vocab"),
     ([LLAMA, "--set", "mesh.ulysses=3"], "32 query heads do not divide by tp × ulysses = 1 × 3"),
     ([LLAMA, "--device", "cpu", "--set", "memory.offload=host"], "memory.offload is 'host', but this run is on CPUs"),
     ([LLAMA, "--set", "attention.backend=cpu"], "attention.backend 'cpu' cannot run on cuda"),
