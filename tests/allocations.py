@@ -1,4 +1,4 @@
-"""Exact memory figures of a stretch of CPU code: what PyTorch's allocator gave out, event by event."""
+"""Memory of a stretch of CPU code: what PyTorch's allocator gave out, event by event, and how far the process grew."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from pipelines.bench.measure import PeakMemory
 
 
 class Allocations(NamedTuple):
@@ -25,3 +27,12 @@ def allocations(function: Callable) -> Allocations:
         held += change
         peak = max(peak, held)
     return Allocations(result, held, peak)
+
+
+def growth(function: Callable) -> int:
+    """Bytes by which the process grows while ``function`` runs, at the worst moment; what ran before it leaves no room unseen."""
+    memory = PeakMemory(torch.device("cpu"))
+    function()
+    found = memory.read()
+    assert found["peak_is_of"] == "case", "the kernel does not let a process reset its peak"
+    return found["peak_bytes"] - found["start_bytes"]

@@ -24,6 +24,7 @@ from workers.attention.emulated import emulate
 from workers.attention.pattern import Pattern, alibi_slopes
 from workers.attention.ring import Call, ring_backward, ring_forward
 from workers.mesh import Mesh, MeshSpec
+from workers.training.meter import peak_resident
 
 _meshes: dict[MeshSpec, Mesh] = {}
 
@@ -171,25 +172,13 @@ class PeakMemory:
                 file.write("5")
         except OSError:
             self.of_case = False
-        self.start = _peak_resident()
+        self.start = peak_resident()
 
     def read(self) -> dict:
         """``peak_bytes``, and ``start_bytes`` that were in use before the case."""
-        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_resident()
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_resident()
         # The kernel's counters are exact to some pages a thread, so a peak may read a little less than the start.
         return {"peak_bytes": max(peak, self.start), "start_bytes": self.start, "peak_is_of": "case" if self.of_case else "process"}
-
-
-def _peak_resident() -> int:
-    try:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    except (OSError, StopIteration):  # no Linux
-        import resource
-        import sys
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _device() -> torch.device:

@@ -29,6 +29,7 @@ from workers.training.checkpoint import Checkpointer, Progress, latest
 from workers.training.config import CheckpointConfig, TrainingConfig
 from workers.training.loop import Job, build_model, train
 from workers.training.loss import token_losses
+from workers.training.meter import peak_resident
 from workers.training.optimizer import build_optimizer
 from workers.training.window import Window
 
@@ -77,12 +78,6 @@ def _wait(processes, logs, deadline: float, body: str) -> None:
     for rank, process in enumerate(processes):
         if process.returncode:
             raise MeasurementFailed(f"{body}: rank {rank} exited {process.returncode}:\n{logs[rank][1].read_text()[-2000:]}")
-
-
-def peak_resident_bytes() -> int:
-    """This process's own peak. ``ru_maxrss`` would start at the peak of the parent that started it."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
 def upper_median(values: list[float]) -> float:
@@ -179,7 +174,7 @@ def training_run(
 
     def after_backward(step, _):
         seconds.append(time.process_time())
-        peaks.append(peak_resident_bytes())
+        peaks.append(peak_resident())
 
     windows = None
     if built.is_leader:
@@ -196,7 +191,7 @@ def training_run(
         "cpu_seconds": upper_median(steps) if steps else None,
         "pass_seconds": last_pass,
         "peak_bytes": peaks[-1],
-        "whole_peak_bytes": peak_resident_bytes(),
+        "whole_peak_bytes": peak_resident(),
     }
 
 
@@ -208,9 +203,9 @@ def loss_run(tokens: int, vocabulary: int, hidden: int, chunk: int) -> dict:
     x = torch.randn(1, tokens, hidden, generator=generator).requires_grad_()
     weight = torch.randn(vocabulary, hidden, generator=generator).mul_(hidden**-0.5).requires_grad_()
     targets = torch.randint(0, vocabulary, (1, tokens), generator=generator)
-    before, began = peak_resident_bytes(), time.process_time()
+    before, began = peak_resident(), time.process_time()
     gradients = torch.autograd.grad(token_losses(x, weight, targets, chunk=chunk)[0], (x, weight))
-    cpu_seconds, taken = time.process_time() - began, peak_resident_bytes() - before
+    cpu_seconds, taken = time.process_time() - began, peak_resident() - before
     wanted = [torch.zeros_like(x), torch.zeros_like(weight)]
     for part in torch.arange(tokens).split(2048):
         piece = x[:, part].detach().requires_grad_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -76,7 +77,17 @@ def peak_memory(device_type: str) -> int:
     """Bytes: the device's peak on CUDA, on the CPU the process's peak resident size."""
     if device_type == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_resident()
+
+
+def peak_resident() -> int:
+    """Bytes of this process at its fullest. On Linux from /proc: ``ru_maxrss`` starts there at the peak of the parent process."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):  # no Linux
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def memory_stalls(device_type: str) -> int:
