@@ -25,9 +25,13 @@ run: setup
 	$(BIN)/ringspan complete --checkpoint $(RUN) --repo tests/jobs/example --at checks.py:20:14 --max-tokens 24
 	@echo && echo "Look at the run: $(BIN)/ringspan ui --runs runs"
 
-test: setup chromium smollm2
-	$(BIN)/lint-imports --no-logo
+test: lint chromium smollm2
 	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
 
 # The page tests drive Debian's browser. Where it cannot be installed they say so (and fail under CI).
 chromium:
@@ -57,5 +61,6 @@ bench: setup
 ui: setup
 	$(BIN)/ringspan ui --runs runs
 
+# What can be made again; corpora and runs stay.
 clean:
-	rm -rf .venv corpora runs bench
+	rm -rf .venv bench .pytest_cache .ruff_cache ringspan.egg-info

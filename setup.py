@@ -30,7 +30,7 @@ setup(
         "gguf>=0.17",  # llama.cpp's files: their quantized blocks as numbers
         "numpy>=1.26",
         "matplotlib>=3.8",
-        "psutil>=5.9",  # mlflow's system metrics raise without it
+        "psutil>=5.9",  # memory of the host; mlflow's system metrics raise without it
     ],
     extras_require={
         "gpu": ["flash-attn>=2.7"],
@@ -39,6 +39,7 @@ setup(
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
             "import-linter>=2.0",
+            "ruff>=0.14",  # the form of the code; constraints.txt pins it, because forms differ by version
             "transformers>=5,<6",
             "reportlab>=4",
             "moto[s3]>=5",  # an S3 server, to test object stores
