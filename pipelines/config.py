@@ -191,12 +191,13 @@ class Config(BaseModel):
 
 
 def _changed(tree: dict, changes: dict) -> dict:
-    """``tree`` with other values for the keys that ``changes`` names, at any depth."""
-    inside = {
-        key: _changed(tree[key], value) if isinstance(value, dict) and isinstance(tree.get(key), dict) else value
-        for key, value in changes.items()
-    }
-    return {**tree, **inside}
+    """``tree`` with other values for the keys that ``changes`` names, at any depth; another ``rope_type`` is another scaling as a whole."""
+
+    def merged(old, new):
+        both = isinstance(new, dict) and isinstance(old, dict)
+        return _changed(old, new) if both and new.get("rope_type", old.get("rope_type")) == old.get("rope_type") else new
+
+    return {**tree, **{key: merged(tree.get(key), value) for key, value in changes.items()}}
 
 
 SECTIONS = [section for section, info in Config.model_fields.items() if dataclasses.is_dataclass(info.annotation)]

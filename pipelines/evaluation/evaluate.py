@@ -16,7 +16,7 @@ import numpy as np
 from pipelines.config import load_config
 from pipelines.corpus import TokenStore
 from pipelines.corpus.tokenizer import load_tokenizer
-from pipelines.corpus.windows import held_out
+from pipelines.corpus.windows import document_lengths, document_names, held_out
 from pipelines.evaluation.pieces import DocumentPieces
 from pipelines.models.source import Source, open_source
 from pipelines.paths import read_mapping
@@ -61,15 +61,14 @@ def prepare(
     used = np.arange(len(opened.documents) - 1)
     if only_held_out:
         used = _held_out(source, opened)
-    lengths = np.diff(np.concatenate([[0], np.cumsum(opened.lengths)])[opened.documents])
-    used = used[lengths[used] > 0]
+    used = used[document_lengths(opened)[used] > 0]
     if not len(used):
         raise ValueError(f"{opened.folder} has no {'held-out ' if only_held_out else ''}document with a token; name another --store")
     if len(used) > documents:
         used = used[np.linspace(0, len(used) - 1, documents).round().astype(np.int64)]
-    name = opened.paths if opened.unit == "row" else opened.collection
+    names = document_names(opened)
     pieces = DocumentPieces(opened, used, context, overlap, blind=blind(source.model))
-    return Evaluation(source, pieces, [name(int(row)) for row in opened.documents[used]])
+    return Evaluation(source, pieces, [names[i] for i in used])
 
 
 def blind(model: ModelConfig) -> int:

@@ -18,7 +18,6 @@ from pipelines.literature_analysis import jats, latex, markup, mend, pdf, sets, 
 from pipelines.literature_analysis.paper import Paper
 from pipelines.literature_analysis.references import identifiers_of_file, year_of
 
-ARCHIVES = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\x00")
 EXTENSIONS = frozenset(".pdf .tex .ltx .xml .nxml .md .markdown .rst .txt .text .json".split())
 _INPUTENC = re.compile(rb"\\usepackage\[(latin1|latin9|ansinew|cp1252|utf8)\]\{inputenc\}")
 _TEX_ENCODINGS = {

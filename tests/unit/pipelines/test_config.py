@@ -307,6 +307,11 @@ stages:
         (stage,) = config.each_stage()
         assert stage.model.rope_scaling == dataclasses.replace(config.model.rope_scaling, factor=8.0)
 
+    def test_another_type_of_scaling_replaces_the_whole(self, file):
+        llama3 = "{rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 8192}"
+        (stage,) = load_config(file(f"model: {{rope_scaling: {llama3}}}\nstages:\n- {{model: {{rope_scaling: {YARN}}}}}")).each_stage()
+        assert stage.model.rope_scaling == load_config(file(f"model: {{rope_scaling: {YARN}}}")).model.rope_scaling
+
     def test_an_assignment_that_every_stage_overrides_is_refused(self, file):
         path = file("stages:\n- {training: {context: 64, steps: 3}}\n- {tokens: 900, training: {context: 128}}\n")
         for assignment in ("training.context=32", "training.steps=9"):

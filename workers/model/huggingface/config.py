@@ -113,6 +113,8 @@ def to_huggingface(config: ModelConfig, dtype: torch.dtype, *, like: dict | None
         given = {key: value for key, value in dataclasses.asdict(config.rope_scaling).items() if value is not None}
         if config.rope_scaling.rope_type == "dynamic":  # there the original length goes by this name, and only by it
             raw["max_position_embeddings"] = given.pop("original_max_position_embeddings")
+        if config.rope_scaling.rope_type == "longrope":  # transformers 4 looks for the original length here alone
+            raw["original_max_position_embeddings"] = given["original_max_position_embeddings"]
         raw["rope_scaling"] = given
     if kind == "mistral":
         raw["sliding_window"] = config.window
