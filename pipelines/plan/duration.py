@@ -22,7 +22,8 @@ LINKS = (0.5, 0.85)  # of a link's data sheet
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs of a step. model: of the whole mesh. rank: of the busiest rank, recomputation and balance included."""
+    """FLOPs of a step. model: of the whole mesh. rank: of the busiest rank of the ring, recomputation included;
+    pipeline stages count as equal."""
 
     model: float
     attention: float

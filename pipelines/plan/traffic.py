@@ -26,7 +26,10 @@ class Flow(NamedTuple):
 
 
 def flows(shape: Shape) -> list[Flow]:
-    """Everything that a rank sends in a step; kinds that send nothing are left out."""
+    """What a rank of the first or last pipeline stage sends in a step; kinds that send nothing are left out.
+
+    Not counted: batches from a group's leader, the all-reduce of a tied embedding over stages, and of chosen blocks' scores.
+    """
     found = [*ring(shape), *ulysses(shape), *tensor(shape), *data(shape), *stages(shape)]
     return [flow for flow in found if flow.bytes]
 

@@ -81,8 +81,8 @@ def to_huggingface(config: ModelConfig, dtype: torch.dtype, *, like: dict | None
 
     Args:
         dtype: of the weights in the files.
-        like: the config that the model came with, for what says nothing of its shape (ids of control tokens, dropout).
-        context: tokens it has been trained at; raises ``max_position_embeddings``, never lowers it.
+        like: the config that the model came with, for what says nothing of its shape (ids of control tokens).
+        context: tokens it has been trained at; raises ``max_position_embeddings``, never lowers it; for dynamic scaling that key is the original length.
 
     Raises ValueError for a model that no architecture of transformers computes.
     """
