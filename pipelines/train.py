@@ -120,7 +120,8 @@ def _stage(config: Config, run: Path, start: Path | None, init: Path | None, fir
         check_folder(Path(memory.offload_folder), "memory.offload_folder")
     per_group = math.ceil(data.held_out_windows / mesh.dp)
     job = Job(
-        config.model, config.training, config.checkpoint, run, config.attention.backend, config.attention.verify_ring, per_group, start, init,
+        config.model, config.training, config.checkpoint, run,
+        backend=config.attention.backend, verify_ring=config.attention.verify_ring, held_out=per_group, resume=start, init=init,
         adapter=config.adapter, memory=memory, first_step=first_step, windows=data.train.fingerprint,
     )  # fmt: skip
     check_backend(job.backend, job.dtype, job.model.head_dim, job.model.positions == "alibi")
