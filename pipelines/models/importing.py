@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from workers.model.huggingface import FolderTensors, check_sizes, from_huggingfa
 from workers.model.huggingface.config import ARCHITECTURES
 from workers.model.huggingface.folder import Sizes
 from workers.model.huggingface.weights import EMBEDDING, HEAD, check_tied
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def import_model(source: Path, out: Path, special_tokens: bool = False) -> Impor
             rows = padded_vocabulary(tokenizer.vocab_size)
     if document is not None:
         files = {**files, FILE_NAME: document}
+    else:
+        log.warning("%s has no %s, so no corpus can be made with its tokenizer; save it with transformers first", source, FILE_NAME)
     sizes, read = _with_rows(tensors, config, rows)
     with new_folder(out) as partial:
         write_folder(partial, {**raw, "vocab_size": rows}, sizes, read, like=source if source.is_dir() else None)

@@ -21,7 +21,7 @@ from workers.model.huggingface.config import CONFIG_FILE
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What goes along with the weights, untouched. None of it is code.
 CARRIED = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

@@ -73,6 +73,18 @@ def test_what_transformers_once_saved_beside_the_weights_is_dropped(tmp_path):
         load_pretrained(tmp_path / "theirs")  # which is the door of a folder that was never imported
 
 
+def test_a_tokenizer_that_only_sentencepiece_reads_goes_along_with_a_warning(tmp_path, caplog):
+    small.folder(tmp_path / "theirs")
+    theirs = tmp_path / "theirs"
+    import_model(theirs, tmp_path / "whole")
+    assert not caplog.records
+    (theirs / "tokenizer.json").unlink()
+    (theirs / "tokenizer.model").write_bytes(b"pieces")
+    import_model(theirs, tmp_path / "model")
+    assert (tmp_path / "model/tokenizer.model").read_bytes() == b"pieces"
+    assert "has no tokenizer.json, so no corpus can be made" in caplog.text
+
+
 def save(path, tensors):
     from safetensors.torch import save_file
 
