@@ -39,6 +39,13 @@ def matmul_flops(model: ModelConfig, tokens: int, adapter: AdapterConfig = Adapt
     return 2.0 * tokens * (model.layers * (2 * block + 3 * own) + head_products * head)
 
 
+def recomputed_flops(model: ModelConfig, tokens: int, adapter: AdapterConfig = AdapterConfig()) -> float:
+    """FLOPs of the blocks' weight matrices in one more forward, frozen or not; the head is never run again."""
+    sizes = projections(model)
+    own = adapter.rank * sum(sum(sizes[name]) for name in set(adapter.targets)) if adapter.rank is not None else 0
+    return 2.0 * tokens * model.layers * (sum(inputs * outputs for inputs, outputs in sizes.values()) + own)
+
+
 def attention_flops(model: ModelConfig, scores: float) -> float:
     """FLOPs of attention for ``scores`` (query, key, head) triples, summed over layers, forward and backward."""
     return 12.0 * model.head_dim * scores

@@ -14,7 +14,7 @@ from pipelines.plan.devices import Device
 from pipelines.plan.shape import FP32, Shape
 from pipelines.plan.traffic import Flow
 from workers.attention.plan import busiest_over_mean, work
-from workers.flops import attention_flops, matmul_flops, seen_pairs
+from workers.flops import attention_flops, matmul_flops, recomputed_flops, seen_pairs
 
 EFFICIENCY = {"cuda": (0.30, 0.55), "cpu": (0.25, 0.80)}  # of peak FLOP/s: slow end, quick end
 LINKS = (0.5, 0.85)  # of a link's data sheet
@@ -39,11 +39,12 @@ def step_work(shape: Shape) -> Work:
     balance = 1.0
     if model.top_blocks is None:
         balance = busiest_over_mean(work(shape.pattern, shape.length, shape.mesh.ring, shape.mesh.layout))
-    again = {"none": (0, 0), "selective": (1 / 3, 0), "full": (1 / 3, 1 / 3)}[memory.recompute]
+    again = recomputed_flops(model, batch * shape.length, shape.config.adapter) if memory.recompute != "none" else 0.0
+    attended = 4 / 3 if memory.recompute == "full" else 1.0
     tiles = 0.0
     if memory.mlp_tile is not None:
         tiles = 2.0 * batch * shape.length * model.layers * 3 * model.dim * model.ffn_dim
-    computed = (matrices * (1 + again[0]) + tiles + attention * (1 + again[1]) * balance) / shape.mesh.world
+    computed = (matrices + again + tiles + attention * attended * balance) / shape.mesh.world
     return Work(matrices + attention, attention, computed, balance)
 
 

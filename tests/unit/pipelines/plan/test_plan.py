@@ -10,6 +10,7 @@ from pipelines.cli import main
 from pipelines.config import Config, load_config
 from pipelines.plan import make_plan, make_shape
 from pipelines.plan.devices import GPUS
+from pipelines.plan.duration import step_work
 from pipelines.plan.memory import instants, peak
 from pipelines.plan.search import changes, longest, steps
 from pipelines.plan.simulate import mesh_of, simulate
@@ -44,6 +45,18 @@ def test_what_does_not_fit_says_why():
     assert not plan.fits
     assert verdict(plan).startswith("does not fit: ") and "because" in verdict(plan) and f"of it {plan.largest.kind}" in verdict(plan)
     assert any(step.change == "recompute blocks" and step.longest > plan.longest for step in plan.steps)
+
+
+@pytest.mark.parametrize("adapter, share", [({}, 2 / 6), ({"rank": 1, "targets": ["q_proj"]}, 2 / 4)])
+def test_recomputation_is_one_more_forward_of_the_blocks(adapter, share):
+    """A third of what trains, half of what is frozen, and nothing of the head."""
+    model = {**SMALL, "dim": 512, "heads": 8, "ffn_dim": 2048}
+    none, selective = (step_work(shape(model=model, adapter=adapter, memory={"recompute": how})) for how in ("none", "selective"))
+    tokens, head = 4096, 512 * 512
+    blocks = 4 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 2048)
+    assert none.model == selective.model
+    assert selective.rank - none.rank == pytest.approx(2 * tokens * blocks, rel=5e-3)
+    assert selective.rank - none.rank == pytest.approx(share * (none.model - none.attention - 2 * head * tokens / share), rel=1e-2)
 
 
 def test_what_the_host_holds_is_told():
