@@ -30,20 +30,24 @@ def matmul_flops(model: ModelConfig, tokens: int, adapter: AdapterConfig = Adapt
 
     A frozen matrix passes a gradient on and has none: two products, where one that trains has three.
     """
-    sizes = projections(model)
-    block, head = sum(inputs * outputs for inputs, outputs in sizes.values()), model.dim * model.vocab_size
+    block, own = _block_weights(model, adapter)
+    head = model.dim * model.vocab_size
     if adapter.rank is None:
         return 6.0 * tokens * (model.layers * block + head)
-    own = adapter.rank * sum(sum(sizes[name]) for name in set(adapter.targets))
     head_products = 3 if adapter.train_embeddings and model.tie_embeddings else 2
     return 2.0 * tokens * (model.layers * (2 * block + 3 * own) + head_products * head)
 
 
 def recomputed_flops(model: ModelConfig, tokens: int, adapter: AdapterConfig = AdapterConfig()) -> float:
     """FLOPs of the blocks' weight matrices in one more forward, frozen or not; the head is never run again."""
+    return 2.0 * tokens * model.layers * sum(_block_weights(model, adapter))
+
+
+def _block_weights(model: ModelConfig, adapter: AdapterConfig) -> tuple[int, int]:
+    """Weights in the matrices of a block, and in those that an adapter adds to it."""
     sizes = projections(model)
     own = adapter.rank * sum(sum(sizes[name]) for name in set(adapter.targets)) if adapter.rank is not None else 0
-    return 2.0 * tokens * model.layers * (sum(inputs * outputs for inputs, outputs in sizes.values()) + own)
+    return sum(inputs * outputs for inputs, outputs in sizes.values()), own
 
 
 def attention_flops(model: ModelConfig, scores: float) -> float:
