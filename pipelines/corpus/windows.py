@@ -225,10 +225,10 @@ def document_lengths(store: TokenStore) -> np.ndarray:
     return np.diff(store.starts[store.documents])
 
 
-def document_names(store: TokenStore) -> list[str]:
-    """A document's path, or where it is a collection that one's name."""
+def document_names(store: TokenStore, documents: np.ndarray | slice = slice(None)) -> list[str]:
+    """Of each of ``documents`` its path, or where it is a collection that one's name."""
     name = store.paths if store.unit == "row" else store.collection
-    return [name(int(first)) for first in store.documents[:-1]]
+    return [name(int(first)) for first in store.documents[:-1][documents]]
 
 
 def held_out(store: TokenStore, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -66,9 +66,8 @@ def prepare(
         raise ValueError(f"{opened.folder} has no {'held-out ' if only_held_out else ''}document with a token; name another --store")
     if len(used) > documents:
         used = used[np.linspace(0, len(used) - 1, documents).round().astype(np.int64)]
-    names = document_names(opened)
     pieces = DocumentPieces(opened, used, context, overlap, blind=blind(source.model))
-    return Evaluation(source, pieces, [names[i] for i in used])
+    return Evaluation(source, pieces, document_names(opened, used))
 
 
 def blind(model: ModelConfig) -> int:
