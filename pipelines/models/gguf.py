@@ -69,6 +69,7 @@ class GGUFTensors:
     """The tensors under Hugging Face's names; as ``FolderTensors``, ``sizes`` and ``read``."""
 
     def __init__(self, reader, kind: str, keys: dict, path: Path):
+        self._path = path
         self._heads = keys[f"{kind}.attention.head_count"]
         self._kv_heads = keys.get(f"{kind}.attention.head_count_kv", self._heads)
         self._permuted = kind in PERMUTED
@@ -92,7 +93,7 @@ class GGUFTensors:
         try:
             numbers = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
-            raise ValueError(f"tensor {tensor.name} is of the type {tensor.tensor_type.name}, which cannot be read") from error
+            raise ValueError(f"{self._path}: tensor {tensor.name} is of type {tensor.tensor_type.name}, which cannot be read") from error
         values = torch.from_numpy(np.array(numbers, dtype=np.float32)).reshape(shape)
         if self._permuted and "self_attn.q_proj" in name:
             values = _unpermuted(values, self._heads)

@@ -98,7 +98,7 @@ def test_a_tensor_of_an_unknown_type_is_named(tmp_path, monkeypatch):
 
     path = small.write_gguf(tmp_path / "m.gguf", small.model())
     monkeypatch.setattr("gguf.quants.dequantize", refuse)
-    with pytest.raises(ValueError, match="tensor .* is of the type F32, which cannot be read"):
+    with pytest.raises(ValueError, match="m.gguf: tensor .* is of type F32, which cannot be read"):
         import_model(path, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
