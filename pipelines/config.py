@@ -191,7 +191,7 @@ class Config(BaseModel):
 
 
 def _changed(tree: dict, changes: dict) -> dict:
-    """``tree`` with other values for the keys that ``changes`` names, at any depth; another ``rope_type`` is another scaling as a whole."""
+    """``tree`` with other values for the keys that ``changes`` names, at any depth. Another ``rope_type`` is another scaling as a whole."""
 
     def merged(old, new):
         both = isinstance(new, dict) and isinstance(old, dict)

@@ -38,8 +38,15 @@ def complete(checkpoint, repo, at, max_tokens, temperature, seed, context, gitig
 
     with wrong_input():
         result = run_completion(
-            Path(checkpoint), Path(repo), at, new_tokens=max_tokens, temperature=temperature, seed=seed, context=context, gitignore=gitignore,
-        )  # fmt: skip
+            Path(checkpoint),
+            Path(repo),
+            at,
+            new_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            context=context,
+            gitignore=gitignore,
+        )
     answer(as_json, vars(result), result.text)
 
 

@@ -1,1 +1,4 @@
-"""Trained models as files: `importing` and `exporting` (Hugging Face folders, GGUF through `gguf`), and `source`, what a path to one means."""
+"""Trained models as files.
+
+`importing` and `exporting`: Hugging Face folders, and GGUF through `gguf`. `source`: what a path to something trained means.
+"""

@@ -82,7 +82,8 @@ def to_huggingface(config: ModelConfig, dtype: torch.dtype, *, like: dict | None
     Args:
         dtype: of the weights in the files.
         like: the config that the model came with, for what says nothing of its shape (ids of control tokens).
-        context: tokens it has been trained at; raises ``max_position_embeddings``, never lowers it; for dynamic scaling that key is the original length.
+        context: tokens it has been trained at; raises ``max_position_embeddings``, never lowers it. With dynamic scaling that
+            key is the original length instead.
 
     Raises ValueError for a model that no architecture of transformers computes.
     """
