@@ -6,6 +6,7 @@ group of the asked size. An exception on any rank is raised in the test, with th
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -47,7 +48,12 @@ class World:
             if not pipe.poll(timeout):
                 self.close()
                 raise CaseFailed(f"rank {rank} of {ranks} gave no answer to {case.__name__} within {timeout} s")
-            results.append(pipe.recv())
+            try:
+                results.append(pipe.recv())
+            except EOFError as error:
+                process.join()
+                self.close()  # the next case finds ranks of its own
+                raise CaseFailed(f"rank {rank} of {ranks} died in {case.__name__} with exit code {process.exitcode}") from error
         failures = [f"rank {rank}:\n{value}" for rank, (ok, value) in enumerate(results) if not ok]
         if failures:
             raise CaseFailed("\n".join(failures))
@@ -61,6 +67,7 @@ class World:
 
 
 def _rank_main(pipe):
+    faulthandler.enable()  # a rank that dies says where
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
